@@ -122,7 +122,7 @@ class StreamOptions(RequestModel):
 class CommonFields(RequestModel):
     """Fields of every request for text; null is the same as leaving a field out."""
 
-    model: str | None = Field(None, description="The served model's id; the only one if unset.")
+    model: str | None = Field(None, description="Id of the target or of an adapter; the target if unset.")
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None

@@ -36,7 +36,7 @@ from deployments.tools import MAX_TOOLS, Tool, ToolUse
 class TokenizeRequest(RequestModel):
     """Body of `/tokenize`: a prompt, or a conversation under the model's template."""
 
-    model: str | None = Field(None, description="The served model's id; the only one if unset.")
+    model: str | None = Field(None, description="Id of the target or of an adapter; the target if unset.")
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
     add_special_tokens: bool | None = Field(None, description="True with `prompt`, false with `messages`.")
@@ -52,7 +52,7 @@ class TokenizeRequest(RequestModel):
 class DetokenizeRequest(RequestModel):
     """Body of `/detokenize`."""
 
-    model: str | None = Field(None, description="The served model's id; the only one if unset.")
+    model: str | None = Field(None, description="Id of the target or of an adapter; the target if unset.")
     tokens: list[TokenId] = Field(max_length=1 << 20)
 
 
