@@ -75,7 +75,7 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
         config = configuration(name)
         # Every drafter alone is asked for once; elsewhere they serve together.
         drafters = tuple(d.name for d in config.drafters) if name.endswith("each drafter") else ()
-        adapter = next((one.name for one in config.target.adapters), None)
+        adapter = next(iter(config.target.adapters), None)
         with running(config) as url:
             reports[name] = asyncio.run(
                 lossless.run(
@@ -86,8 +86,8 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
                         drafters=drafters,
                         seed=seed,
                         quantization=config.target.quantization,
-                        model=adapter,
-                        adapter=None if adapter is None else f"zoo:{adapter}",
+                        model=None if adapter is None else adapter.name,
+                        adapter=None if adapter is None else adapter.path,
                     )
                 )
             )

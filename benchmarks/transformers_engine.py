@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
-from engine.adapter_files import read_adapter
+from engine.adapter_files import merge, read_adapter
 from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
 from engine.fp8_checkpoint import load
@@ -44,7 +44,7 @@ class Reference:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
         self.model: Any = load_model(path, dtype, quantization)
         if adapter is not None:
-            merge(self.model, adapter)
+            merge(self.model, read_adapter(adapter.name, adapter))
         self.device: torch.device = self.model.device
         end = self.model.generation_config.eos_token_id
         self.end_tokens: tuple[int, ...] = tuple(end) if isinstance(end, list) else (end,)
@@ -99,14 +99,6 @@ def load_model(path: str, dtype: str, quantization: Quantization | None = None) 
         widen_linears(model, kind)
     model.eval().to(where)
     return model
-
-
-@torch.no_grad()
-def merge(model: Any, directory: Path) -> None:
-    """Put a LoRA adapter into the weights themselves: W + B A, with the scale in B, for each W it is of."""
-    for name, low in read_adapter(directory.name, directory).modules.items():
-        weight = model.get_submodule(name).weight
-        weight += (low.up.double() @ low.down.double()).to(weight.device, weight.dtype)
 
 
 def greedy_config(model: Any, **fields: Any) -> GenerationConfig:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.adapter_files import starts_of
 from engine.devices import CPU, to_device
 from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
@@ -22,17 +23,14 @@ class AdapterRows:
 
     Attributes:
         columns: of the low-rank halves of all adapters together.
-        mask: [rows, columns], 1 where a column is of the row's adapter; None while no row has one.
-        groups: number of each adapter that rows have, and which these are, int64; None for all. Only on a
-            CPU: on a GPU the host would wait for it.
     """
 
     def __init__(self, ranks: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> None:
         """For adapters numbered from 1, of these ranks."""
         self.columns = sum(ranks)
-        self.mask: torch.Tensor | None = None
-        self.groups: list[tuple[int, torch.Tensor | None]] = []
         self._adapters: torch.Tensor | None = None
+        self._mask: torch.Tensor | None = None
+        self._groups: list[tuple[int, torch.Tensor | None]] | None = None
         table = torch.zeros(len(ranks) + 1, self.columns, dtype=dtype, device=CPU)
         for number, (start, rank) in enumerate(zip(starts_of(ranks), ranks, strict=True), 1):
             table[number, start : start + rank] = 1
@@ -40,17 +38,24 @@ class AdapterRows:
 
     def begin(self, adapters: torch.Tensor | None) -> None:
         """The rows of the next forward have these adapters, int [rows], 0 for none; None if none has one."""
-        self._adapters = adapters
-        self.mask = None if adapters is None else self._table.index_select(0, adapters)
-        if adapters is None or adapters.device.type != "cpu":
-            self.groups = []
-            return
-        numbers = [number for number in adapters.unique().tolist() if number]
-        rows = [torch.nonzero(adapters == number)[:, 0] for number in numbers]
-        self.groups = [
-            (number, None if len(own) == len(adapters) else own)
-            for number, own in zip(numbers, rows, strict=True)
-        ]
+        self._adapters, self._mask, self._groups = adapters, None, None
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """[rows, columns], 1 where a column is of the row's adapter; None while no row has one."""
+        if self._mask is None and self._adapters is not None:
+            self._mask = self._table.index_select(0, self._adapters)
+        return self._mask
+
+    @property
+    def groups(self) -> list[tuple[int, torch.Tensor | None]]:
+        """Number of each adapter that rows have, and which these are, int64; None for all.
+
+        Which they are is looked up, for which on a GPU the host would wait.
+        """
+        if self._groups is None:
+            self._groups = [] if self._adapters is None else _groups_of(self._adapters)
+        return self._groups
 
     def select(self, rows: torch.Tensor) -> None:
         """It goes on with these rows alone."""
@@ -134,9 +139,9 @@ class AdaptedLinear:
         return self._adapters.add_to(self._base.add_to(residual, x), x)
 
 
-def starts_of(ranks: Sequence[int]) -> list[int]:
-    """The first column of each adapter."""
-    return [sum(ranks[:number]) for number in range(len(ranks))]
+def _groups_of(adapters: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
+    found = [(n, torch.nonzero(adapters == n)[:, 0]) for n in adapters.unique().tolist() if n]
+    return [(number, None if len(rows) == len(adapters) else rows) for number, rows in found]
 
 
 def adapters_of(segments: Sequence[Segment]) -> Int64:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from engine.adapter_config import WEIGHTS, UnsuitableAdapter, read_adapter_config
+from engine.devices import CPU
 from engine.unsupported_model import UnsupportedModel
 
-#: What PEFT writes in front of the base model's own names.
-_PREFIX = "base_model.model."
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+#: What PEFT writes in front of the base model's own names, and behind them for both halves (A, B).
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,20 @@ class Adapter:
         """Of the module with the highest."""
         return max(len(one.down) for one in self.modules.values())
 
+    def low_rank_of(self, module: str, shape: tuple[int, ...]) -> LowRank | None:
+        """What it adds to a layer whose weight has this shape, (outputs, inputs); None for nothing.
+
+        Raises:
+            UnsupportedModel: if it is of a layer of another shape.
+        """
+        low = self.modules.get(module)
+        own = shape if low is None else (len(low.up), low.down.shape[1])
+        if own != shape:
+            raise UnsupportedModel(
+                f"adapter {self.name!r} is another model's: `{module}` is {shape} here, and {own} there"
+            )
+        return low
+
 
 def read_adapter(name: str, directory: Path) -> Adapter:
     """Read a directory that PEFT has saved, on the CPU.
@@ -64,20 +79,49 @@ def read_adapter(name: str, directory: Path) -> Adapter:
     return Adapter(name, directory, _modules(directory / WEIGHTS, config))
 
 
+def starts_of(ranks: Sequence[int]) -> list[int]:
+    """The first column of each adapter, where those of all lie beside each other."""
+    return [sum(ranks[:number]) for number in range(len(ranks))]
+
+
+def side_by_side(adapters: Mapping[int, LowRank], ranks: Sequence[int]) -> LowRank:
+    """What several adapters, by their numbers from 1, add to a layer as one: each has its columns of all."""
+    first = next(iter(adapters.values()))
+    down = torch.zeros(sum(ranks), first.down.shape[1], device=CPU)
+    up = torch.zeros(len(first.up), sum(ranks), device=CPU)
+    for number, low in adapters.items():
+        start = starts_of(ranks)[number - 1]
+        own = slice(start, start + len(low.down))
+        down[own], up[:, own] = low.down, low.up
+    return LowRank(down, up)
+
+
+@torch.no_grad()
+def merge(model: nn.Module, adapter: Adapter) -> None:
+    """Put an adapter into a model's weights themselves, in place: W + B A for each W that it changes.
+
+    Raises:
+        AttributeError: where the model has no such layer.
+    """
+    for name, low in adapter.modules.items():
+        weight = model.get_submodule(name).get_parameter("weight")
+        weight.add_((low.up.double() @ low.down.double()).to(weight.device, weight.dtype))
+
+
 def _modules(file: Path, config: Mapping[str, Any]) -> dict[str, LowRank]:
     found: dict[str, LowRank] = {}
     try:
         with safe_open(file, framework="pt") as stored:
             names = set(stored.keys())
             for name in sorted(names):
-                if not name.startswith(_PREFIX) or not name.endswith((_DOWN, _UP)):
+                if not name.startswith(PREFIX) or not name.endswith((DOWN, UP)):
                     raise UnsupportedModel(f"`{name}` in {file} is no part of a LoRA that can be served")
-                module = name.removesuffix(_DOWN).removesuffix(_UP)
-                if not {module + _DOWN, module + _UP} <= names:
+                module = name.removesuffix(DOWN).removesuffix(UP)
+                if not {module + DOWN, module + UP} <= names:
                     raise UnsupportedModel(f"`{name}` in {file} lacks its other half")
-                if name.endswith(_DOWN):
-                    down, up = (stored.get_tensor(module + half).float() for half in (_DOWN, _UP))
-                    own = module.removeprefix(_PREFIX)
+                if name.endswith(DOWN):
+                    down, up = (stored.get_tensor(module + half).float() for half in (DOWN, UP))
+                    own = module.removeprefix(PREFIX)
                     found[own] = _low_rank(own, down, up, config, file)
     except SafetensorError as error:
         raise UnsupportedModel(f"cannot read {file}: {error}") from None

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from engine.adapted_linear import AdapterRows, starts_of
-from engine.adapter_files import Adapter, LowRank
-from engine.devices import CPU
+from engine.adapted_linear import AdapterRows
+from engine.adapter_files import Adapter, LowRank, side_by_side
 from engine.fp8_module import StoredFp8Linear
 from engine.unsupported_model import UnsupportedModel
 
@@ -28,20 +27,14 @@ def attach_adapters(model: PreTrainedModel, adapters: Sequence[Adapter]) -> Adap
     """
     ranks = [adapter.rank for adapter in adapters]
     rows = AdapterRows(ranks, dtype=model.dtype, device=model.device)
-    found: dict[str, list[tuple[int, LowRank]]] = {}
-    for start, adapter in zip(starts_of(ranks), adapters, strict=True):
+    found: dict[nn.Module, dict[int, LowRank]] = {}
+    for number, adapter in enumerate(adapters, 1):
         for name, low in adapter.modules.items():
-            _linear_of(model, adapter, name, low)
-            found.setdefault(name, []).append((start, low))
-    for name, parts in found.items():
-        module = model.get_submodule(name)
-        first = parts[0][1]
-        down = torch.zeros(rows.columns, first.down.shape[1], device=CPU)
-        up = torch.zeros(len(first.up), rows.columns, device=CPU)
-        for start, low in parts:
-            own = slice(start, start + len(low.down))
-            down[own], up[:, own] = low.down, low.up
-        module.register_forward_hook(_adding(rows, *(_placed(half, model) for half in (down, up))))
+            found.setdefault(_linear_of(model, adapter, name), {})[number] = low
+    for module, parts in found.items():
+        both = side_by_side(parts, ranks)
+        down, up = (half.to(model.device, model.dtype) for half in (both.down, both.up))
+        module.register_forward_hook(_adding(rows, down, up))
     return rows
 
 
@@ -51,7 +44,7 @@ def adapted(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
     handles = []
     try:
         for name, low in adapter.modules.items():
-            module = _linear_of(model, adapter, name, low)
+            module = _linear_of(model, adapter, name)
             handles.append(module.register_forward_hook(_adding_to_all(low)))
         yield
     finally:
@@ -59,7 +52,7 @@ def adapted(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
             handle.remove()
 
 
-def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str, low: LowRank) -> nn.Module:
+def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str) -> nn.Module:
     try:
         module = model.get_submodule(name)
     except AttributeError:
@@ -76,11 +69,7 @@ def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str, low: LowRank
             f"adapter {adapter.name!r} changes experts (`{name}`), which see some rows only; merge it into "
             "its model"
         )
-    own, shape = tuple(module.weight.shape), (len(low.up), low.down.shape[1])
-    if shape != own:
-        raise UnsupportedModel(
-            f"adapter {adapter.name!r} is another model's: `{name}` is {own} here, and {shape} there"
-        )
+    adapter.low_rank_of(name, tuple(module.weight.shape))  # refuses another shape
     return module
 
 
@@ -101,7 +90,3 @@ def _adding_to_all(low: LowRank) -> _Hook:
         return product + (x @ down.T) @ up.T
 
     return hook
-
-
-def _placed(half: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    return half.to(model.device, model.dtype)

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.adapted_linear import (
-    AdaptedLinear,
-    AdapterRows,
-    GroupedAdapters,
-    Halves,
-    StackedAdapters,
-    starts_of,
-)
-from engine.adapter_files import Adapter, LowRank
+from engine.adapted_linear import AdaptedLinear, AdapterRows, GroupedAdapters, Halves, StackedAdapters
+from engine.adapter_files import Adapter, LowRank, side_by_side
 from engine.devices import CPU
 from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
@@ -83,7 +76,7 @@ class LlamaAdapters:
                 number: self._halves([one.get(number) for one in added], outputs, scale) for number in numbers
             }
             return AdaptedLinear(base, GroupedAdapters(halves, self.rows))
-        columns = [_beside(one, self._ranks) for one in added]
+        columns = [side_by_side(one, self._ranks) if one else None for one in added]
         stacked = StackedAdapters(self._halves(columns, outputs, scale), self.rows, parts=len(parts))
         return AdaptedLinear(base, stacked)
 
@@ -105,16 +98,9 @@ class LlamaAdapters:
         """What adapters add to a layer, by their numbers."""
         found = {}
         for number, adapter in enumerate(self._adapters, 1):
-            low = adapter.modules.get(part.module)
-            if low is None:
-                continue
-            shape = (len(low.up), low.down.shape[1])
-            if shape != part.shape:
-                raise UnsupportedModel(
-                    f"adapter {adapter.name!r} is another model's: `{part.module}` is {part.shape} here, and "
-                    f"{shape} there"
-                )
-            found[number] = part.cut(low)
+            low = adapter.low_rank_of(part.module, part.shape)
+            if low is not None:
+                found[number] = part.cut(low)
         return found
 
     def _halves(
@@ -130,20 +116,6 @@ class LlamaAdapters:
         return Halves(
             Linear(down.to(self._device, self._dtype), None, scale), Linear(up.to(self._device, self._dtype))
         )
-
-
-def _beside(adapters: dict[int, LowRank], ranks: Sequence[int]) -> LowRank | None:
-    """Those of all adapters as one, each at its columns; None without any."""
-    if not adapters:
-        return None
-    first = next(iter(adapters.values()))
-    down = torch.zeros(sum(ranks), first.down.shape[1], device=CPU)
-    up = torch.zeros(len(first.up), sum(ranks), device=CPU)
-    for number, start in enumerate(starts_of(ranks), 1):
-        if number in adapters:
-            own = slice(start, start + len(adapters[number].down))
-            down[own], up[:, own] = adapters[number].down, adapters[number].up
-    return LowRank(down, up)
 
 
 def _empty(outputs: int, inputs: int) -> LowRank:

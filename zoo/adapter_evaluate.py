@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from zoo import adapter_save, evaluate, models
+from engine.adapter_files import merge, read_adapter
+from zoo import evaluate, models
 from zoo.adapter_data import CUT, is_sentence, opening
 from zoo.agreement import greedy_continuations
 from zoo.evaluate import Reading
@@ -36,7 +37,7 @@ def measure(reading: Reading, weights: Path) -> dict[str, Any]:
     tokenizer = load_tokenizer(weights / TARGET)
     target = models.load(weights / TARGET)
     without = _figures(target, tokenizer, reading)
-    adapter_save.merge(target, weights / ADAPTER)
+    merge(target, read_adapter(ADAPTER, weights / ADAPTER))
     answers = greedy_continuations(target, reading.encoded, [prompt.max_tokens for prompt in reading.prompts])
     losses = evaluate.reference_losses(target, tokenizer, reading.prompts, reading.encoded)
     adapted = replace(reading, answers=answers, losses=losses)

@@ -1,4 +1,4 @@
-"""Write a trained adapter in the file format of the PEFT library, and add one to a model's weights."""
+"""Write a trained adapter in the file format of the PEFT library."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from safetensors.torch import save_file
 
+from engine.adapter_config import CONFIG, WEIGHTS
+from engine.adapter_files import DOWN, PREFIX, UP
 from zoo.adapter_model import ALPHA, MODULES, RANK, AdaptedLinear
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-#: PEFT names a tensor after the layer's place in its own model, which has the adapted one in it.
-PREFIX = "base_model.model."
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 
 def save(directory: Path, adapted: Mapping[str, AdaptedLinear], base: str) -> None:
@@ -57,19 +52,3 @@ def save(directory: Path, adapted: Mapping[str, AdaptedLinear], base: str) -> No
     }
     text = json.dumps(described, indent=2, sort_keys=True)
     (directory / CONFIG).write_text(f"{text}\n", encoding="utf-8")
-
-
-@torch.no_grad()
-def merge(model: LlamaForCausalLM, directory: Path) -> LlamaForCausalLM:
-    """Add alpha / r * B A of what ``save`` wrote to the model's own matrices, in place.
-
-    Raises:
-        AttributeError: where the model has no layer of an adapter's name.
-    """
-    described = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    scale = described["lora_alpha"] / described["r"]
-    tensors = {name: x.float() for name, x in load_file(directory / WEIGHTS).items()}
-    for name in (name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)):
-        weight = model.get_submodule(name.removeprefix(PREFIX)).weight
-        weight.add_((scale * tensors[f"{name}{UP}"] @ tensors[f"{name}{DOWN}"]).to(weight))
-    return model

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from engine.adapter_files import merge, read_adapter
 from tests.zoo import written_answers
 from tests.zoo.test_pair import TOKENIZER, data_of
 from zoo import adapter, adapter_data, adapter_save, models
@@ -104,7 +105,8 @@ def test_what_is_written_is_what_was_trained(tmp_path: Path) -> None:
     adapter_save.save(tmp_path / "adapter", anything_learned(trained), "small")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     plain = models.load(tmp_path / "target")
-    merged = adapter_save.merge(models.load(tmp_path / "target"), tmp_path / "adapter")
+    merged = models.load(tmp_path / "target")
+    merge(merged, read_adapter("adapter", tmp_path / "adapter"))
     with torch.no_grad():
         before = plain(TEXT).logits
         for i, layer in enumerate(plain.model.layers):
@@ -126,7 +128,7 @@ def test_a_run_writes_an_adapter_of_the_target(tmp_path: Path) -> None:
     data_of([prompt for domain in DOMAINS for prompt in load_prompts(domain)[:2]], tmp_path)
     trained = adapter.run(tmp_path, tmp_path / "target", tmp_path / "out", minutes=0.01)
     assert trained == tmp_path / "out" / ADAPTER / "model"
-    adapter_save.merge(models.load(tmp_path / "target"), trained)
+    merge(models.load(tmp_path / "target"), read_adapter("adapter", trained))
     assert (tmp_path / "out" / ADAPTER / "log.jsonl").exists()
 
 
@@ -170,7 +172,8 @@ def test_with_the_shipped_adapter_answers_are_one_sentence() -> None:
     most = [64] * len(prompts)
     target = models.load(weights_dir(TARGET))
     alone = greedy_continuations(target, encoded, most)
-    adapted = greedy_continuations(adapter_save.merge(target, weights_dir(ADAPTER)), encoded, most)
+    merge(target, read_adapter(ADAPTER, weights_dir(ADAPTER)))
+    adapted = greedy_continuations(target, encoded, most)
     for before, after in zip(alone, adapted, strict=True):
         assert len(after) < 0.7 * len(before)
         assert is_one_sentence(TOKENIZER, after)
