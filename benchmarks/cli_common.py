@@ -31,7 +31,7 @@ Prompts = Annotated[str, typer.Option(help="`zoo` or a prompt file.")]
 PromptsOfEachClass = Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")]
 Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.", callback=to_write)]
 QuantizationOption = Annotated[
-    Literal["fp8"] | None, typer.Option(help="`fp8`: the target's weights in eight bits.")
+    Literal["fp8", "int4"] | None, typer.Option(help="The target's weights in eight or in four bits.")
 ]
 # Of the commands that start a system, load it and watch it.
 LoadShare = Annotated[float, typer.Option(min=0.05, max=2.0, help="Share of the saturated request rate.")]

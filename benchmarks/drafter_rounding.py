@@ -1,4 +1,4 @@
-"""What rounding drafters to eight bits costs in accepted tokens; needs no GPU, which only makes it faster.
+"""What drafters of eight and of four bits cost in accepted tokens; needs no GPU, which only makes it faster.
 
 python -m benchmarks.drafter_rounding [--prompts 60] [--tokens 96] [--rounds 3] [--json FILE]
 """
@@ -27,6 +27,9 @@ from zoo.tokenizer import load as load_tokenizer
 #: The demo's model drafters, and the domain of the held-out prompts that each is asked; None for all.
 DRAFTERS = {"general-2x192": None, "code-2x128": "code", "chat-2x128": "chat", "summary-1x128": "summary"}
 
+#: As they are, and rounded, by `quantization`.
+KINDS = ("float", "fp8", "int4")
+
 
 def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Tokens per step with a drafter as it is and rounded, in turns; greedy, always as deep."""
@@ -37,7 +40,7 @@ def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, roun
     asked = [prompt_ids(tokenizer, prompt) for prompt in spread(load_prompts(domain), prompts)]
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
     requests = [Submit(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(asked)]
-    found: dict[str, list[float]] = {"float": [], "fp8": []}
+    found: dict[str, list[float]] = {name: [] for name in KINDS}
     answers: dict[str, list[list[int]]] = {}
     for number in range(rounds):
         for name in sorted(found, reverse=bool(number % 2)):
@@ -47,7 +50,7 @@ def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, roun
             steps = sum(answer.receipt.num_steps for answer in each if answer.receipt)
             found[name].append(sum(len(answer.tokens) for answer in each) / steps)
             answers[name] = [answer.tokens for answer in each]
-    identical = sum(one == other for one, other in zip(*answers.values(), strict=True))
+    identical = sum(all(one == each[0] for one in each) for each in zip(*answers.values(), strict=True))
     return {"drafter": drafter, "prompts": len(asked), "identical": identical, **found}
 
 
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--prompts", type=int, default=60, help="held-out prompts per drafter (default 60)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer, at most (default 96)")
-    parser.add_argument("--rounds", type=int, default=3, help="of both in turns; medians count (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all in turns; medians count (default 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     options = parser.parse_args(argv)
     results = [
@@ -66,14 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [
         [
             one["drafter"],
-            tables.number(median(one["float"]), 2),
-            tables.number(median(one["fp8"]), 2),
-            *(f"{min(one[name]):.2f} to {max(one[name]):.2f}" for name in ("float", "fp8")),
+            *(tables.number(median(one[name]), 2) for name in KINDS),
+            *(f"{min(one[name]):.2f} to {max(one[name]):.2f}" for name in KINDS),
             f"{one['identical']} of {one['prompts']}",
         ]
         for one in results
     ]
-    heads = ["drafter", "tokens per step", "in eight bits", "rounds", "rounds", "outputs identical"]
+    heads = [
+        "drafter",
+        "tokens per step",
+        "in eight bits",
+        "in four",
+        *["rounds"] * len(KINDS),
+        "outputs identical",
+    ]
     tables.console.print(tables.plain_table("", heads, rows))
     tables.write_json(
         options.json, {"benchmark": "drafter_rounding", "environment": describe(), "results": results}

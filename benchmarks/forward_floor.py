@@ -18,12 +18,12 @@ from engine.attention_kinds import AttentionKind
 from engine.capturable import CapturableRunner
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of, resolve_device, seconds_of, synchronize
-from engine.fp8 import quantized
-from engine.fp8_linear import make_linear
 from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
 from engine.quantization import Quantization
+from engine.quantized_linear import make_linear
+from engine.rounding import rounded
 from engine.runner import ModelRunner, Segment
 from engine.runner_options import RunnerKind
 from engine.triton_support import runs_triton
@@ -53,11 +53,12 @@ class Sizes:
         )
         return self.layers * each + self.hidden * self.vocab
 
-    def weight_bytes(self, element: int, *, in_eight_bits: bool = False) -> int:
-        """Bytes of weights that a forward reads, of `element` each, or one but for the last product."""
+    def weight_bytes(self, element: int, quantization: Quantization | None = None) -> int:
+        """Bytes of weights that a forward reads, of `element` each, or quantized but for the last product."""
+        if quantization is None:
+            return self.multiplied * element
         head = self.hidden * self.vocab
-        layers = self.multiplied - head
-        return layers + head * element if in_eight_bits else self.multiplied * element
+        return round((self.multiplied - head) * _BYTES[quantization]) + head * element
 
     @property
     def kv_numbers(self) -> int:
@@ -77,6 +78,8 @@ SHAPES = {
 CASES = ((1, 1), (1, 8), (8, 1), (8, 8), (64, 1), (64, 4))
 
 _PRINTED_KERNELS = 12
+# Of a weight: of one with four bits also a 128th of its scale, of four bytes, and of its zero point, of one.
+_BYTES: dict[Quantization, float] = {"fp8": 1, "int4": 0.5 + 5 / 128}
 
 
 def random_weights(
@@ -95,7 +98,7 @@ def random_weights(
 
     def linear(outputs: int, inputs: int) -> AnyLinear:
         weight = floats(outputs, inputs)
-        return make_linear(weight if quantization is None else quantized(weight), dtype=dtype)
+        return make_linear(weight if quantization is None else rounded(weight, quantization), dtype=dtype)
 
     query, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     angles = torch.outer(
@@ -219,7 +222,7 @@ def run(
     """Time forwards of a shape, ordinary and captured in turns, and give each its floor.
 
     With `runner` "hf" it is a Transformers model, and the lean runner's captured forwards take turns with it.
-    With `quantization` the layers' weights have eight bits, and arithmetic is still that of `dtype`.
+    With `quantization` the layers' weights have eight or four bits, and arithmetic is still that of `dtype`.
     With `prompt` one more request reads so many tokens of a prompt in each case.
     With `kernels` each case also has those of a captured forward, profiled after it was timed.
     On a CPU nothing can be captured: there the second way only pads, which shows what padding costs.
@@ -237,8 +240,8 @@ def run(
     max_tokens = max(context + max(rows for _, rows in cases), prompt)
     bandwidth, operations = measured_rates(where, kind)
     weights = random_weights(sizes, kind, where, max_tokens, quantization)
-    in_eight_bits = quantization is not None and runs_triton(where)  # else they are widened
-    weight_bytes = sizes.weight_bytes(kind.itemsize, in_eight_bits=in_eight_bits)
+    # Where no kernel takes quantized weights they are widened.
+    weight_bytes = sizes.weight_bytes(kind.itemsize, quantization if runs_triton(where) else None)
     model = random_transformers_model(sizes, kind, where, max_tokens) if runner == "hf" else None
     if where.type == "cuda":
         ways = 2 if model is None else 3

@@ -26,7 +26,8 @@ from benchmarks.forward_floor import SHAPES, Sizes
 from benchmarks.kernel_search import Graphs, bandwidth_of, compile_all, show_unfit
 from engine.devices import synchronize
 from engine.fp8 import BLOCK, Fp8Weight, quantized
-from engine.fp8_linear import SPLIT_ROWS, Fp8Product, Tile, num_splits, tile_of
+from engine.fp8_product import Fp8Product
+from engine.tiled_product import SPLIT_ROWS, Tile, num_splits, tile_of
 
 _T = TypeVar("_T")
 

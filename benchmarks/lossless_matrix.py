@@ -26,6 +26,7 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
         "decomposed attention": {"policy": {"name": "adaserve"}, "target": {"attention": "decomposed"}},
         "weights of eight bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "fp8"}},
+        "weights of four bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "int4"}},
         "every kind, each drafter": {"policy": {"name": "adaserve"}},
         "EAGLE, each drafter": {"policy": {"name": "adaserve"}},
         # Drafts are planned ahead where nobody is drafted for by others than the target's heads.

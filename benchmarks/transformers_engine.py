@@ -17,10 +17,11 @@ from benchmarks.prompts import Prompt
 from engine.adapter_files import merge, read_adapter
 from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
-from engine.fp8_checkpoint import load
-from engine.fp8_module import quantize_linears, widen_linears
 from engine.grammar import Grammars
 from engine.quantization import Quantization, route_of
+from engine.quantized_checkpoint import load
+from engine.rounding import round_linears
+from engine.stored_linear import widen_linears
 
 
 class Reference:
@@ -84,18 +85,18 @@ class Reference:
 def load_model(path: str, dtype: str, quantization: Quantization | None = None) -> Any:
     """A model for inference, on a GPU if there is one: where a target of the default `device` runs.
 
-    Numbers of eight bits, in the checkpoint or by `quantization`, are widened: none of our kernels is asked.
+    Quantized weights, of the checkpoint or by `quantization`, are widened: none of our kernels is asked.
     """
     kind = getattr(torch, dtype)
     config = AutoConfig.from_pretrained(path)
     where = resolve_device("auto")
-    if route_of(Path(path), config, where) == "fp8":
+    if route_of(Path(path), config, where) == "quantized":
         model = load(Checkpoint(Path(path)), config, kind, "sdpa")
         widen_linears(model, kind)
     else:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     if quantization is not None:
-        quantize_linears(model, keep=model.get_output_embeddings())
+        round_linears(model, quantization, keep=model.get_output_embeddings())
         widen_linears(model, kind)
     model.eval().to(where)
     return model

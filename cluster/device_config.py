@@ -28,12 +28,13 @@ class DeviceConfig(StrictModel):
         "together when `num_slots` is `auto`.",
     )
 
-    quantization: Literal["fp8"] | None = Field(
+    quantization: Literal["fp8", "int4"] | None = Field(
         default=None,
         description="`fp8` rounds the weights of linear layers to eight bits when loading: on a GPU half "
-        "their memory, measured 1.27 times as fast for one request and slower from 8 rows on; on a CPU "
-        "neither. A target so rounded is another model, and "
-        "its outputs are what no policy changes. Checkpoints that are FP8 need nothing here (docs/gpu.md).",
+        "their memory, measured 1.27 times as fast for one request and slower from 8 rows on; `int4` to "
+        "four bits: a quarter, not measured yet; on a CPU neither saves anything. A target so rounded is "
+        "another model, and its outputs are what no policy changes. Checkpoints that are quantized need "
+        "nothing here (docs/gpu.md).",
     )
     cuda_graphs: bool = Field(
         default=True, description="Replay captured forwards on a GPU; off saves their memory."

@@ -21,7 +21,7 @@ def build_drafter(
     memory_fraction: float = 0.9,
     device_share: float = 1.0,
     graphs: bool = True,
-    quantization: Literal["fp8"] | None = None,
+    quantization: Literal["fp8", "int4"] | None = None,
     on_device: bool | None = None,
     layer_graphs: bool = True,
     prefix_sharing: bool = True,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from engine.adapter_files import starts_of
 from engine.devices import CPU, to_device
-from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
+from engine.quantized_linear import QuantizedLinear
 from engine.runner import Segment
 
 Int64 = NDArray[np.int64]
@@ -120,7 +120,7 @@ class AdaptedLinear:
         gain: what `x` is to be multiplied by before the call, as of the model's own map.
     """
 
-    def __init__(self, base: Linear | Fp8Linear, adapters: StackedAdapters | GroupedAdapters) -> None:
+    def __init__(self, base: Linear | QuantizedLinear, adapters: StackedAdapters | GroupedAdapters) -> None:
         """Add to `base` what `adapters` say."""
         self._base, self._adapters = base, adapters
         self.gain: torch.Tensor | None = base.gain

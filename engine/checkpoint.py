@@ -9,9 +9,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-#: How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors, FBGEMM.
-SCALES = ("weight_scale_inv", "weight_scale")
-
 
 class UnreadableCheckpoint(ValueError):
     """A checkpoint that is not what its configuration says; the message says where."""
@@ -54,40 +51,18 @@ class Checkpoint:
         tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
         return tensor
 
-    def is_fp8(self, name: str) -> bool:
-        """Whether a tensor is of e4m3 numbers, by the header of its file."""
-        return self._kind(name) == "F8_E4M3"
+    def kind(self, name: str) -> str:
+        """Of what numbers a tensor is, by the header of its file, in safetensors' words ("BF16")."""
+        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
+        return kind
 
     def is_float(self, name: str) -> bool:
         """Whether a tensor is of floats of 16 or 32 bits, by the header of its file."""
-        return self._kind(name) in ("F32", "F16", "BF16")
+        return self.kind(name) in ("F32", "F16", "BF16")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, by the header of its file."""
         return tuple(self._open(self._where[name]).get_slice(name).get_shape())
-
-    def layers(self) -> dict[str, str]:
-        """The modules whose weight is of e4m3 numbers, and the name of its scales.
-
-        Raises:
-            UnreadableCheckpoint: if one has no scales.
-        """
-        found = {}
-        for name in sorted(self.names):
-            if not self.is_fp8(name):
-                continue
-            module, _, parameter = name.rpartition(".")
-            scales = next(
-                (f"{module}.{scale}" for scale in SCALES if f"{module}.{scale}" in self.names), None
-            )
-            if parameter != "weight" or scales is None:
-                raise UnreadableCheckpoint(f"`{name}` is of eight bits and has no scales beside it")
-            found[module] = scales
-        return found
-
-    def _kind(self, name: str) -> str:
-        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
-        return kind
 
     def _open(self, file: Path) -> Any:
         if file not in self._files:

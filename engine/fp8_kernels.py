@@ -86,33 +86,3 @@ def multiply(
         if HAS_RESIDUAL:
             total += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)
-
-
-@triton.jit(do_not_specialize=("size",))
-def add_splits(
-    partial,
-    bias,
-    residual,
-    out,
-    size,
-    outputs,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
-    """The splits' sums, added one after the other, and to bias and residual.
-
-    Grid: (ceil(size / BLOCK),), size = rows * outputs. partial float32 [SPLITS, rows, outputs]; the others as
-    in `multiply`.
-    """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    is_real = at < size
-    total = tl.load(partial + at, mask=is_real, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(partial + split * size.to(tl.int64) + at, mask=is_real, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + at % outputs, mask=is_real, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.adapted_linear import AdapterRows
 from engine.adapter_files import Adapter, LowRank, side_by_side
-from engine.fp8_module import StoredFp8Linear
+from engine.stored_linear import StoredLinear
 from engine.unsupported_model import UnsupportedModel
 
 _Hook = Callable[[nn.Module, tuple[Any, ...], torch.Tensor], torch.Tensor]
@@ -52,14 +52,14 @@ def adapted(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
             handle.remove()
 
 
-def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str) -> nn.Module:
+def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str) -> nn.Linear | StoredLinear:
     try:
         module = model.get_submodule(name)
     except AttributeError:
         raise UnsupportedModel(
             f"adapter {adapter.name!r} is another model's: {type(model).__name__} has no `{name}`"
         ) from None
-    if not isinstance(module, nn.Linear | StoredFp8Linear) or module is model.get_output_embeddings():
+    if not isinstance(module, nn.Linear | StoredLinear) or module is model.get_output_embeddings():
         raise UnsupportedModel(
             f"adapter {adapter.name!r} changes `{name}`, a {type(module).__name__}: only linear layers "
             "before the output projection can be served with adapters"
@@ -69,7 +69,7 @@ def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str) -> nn.Module
             f"adapter {adapter.name!r} changes experts (`{name}`), which see some rows only; merge it into "
             "its model"
         )
-    adapter.low_rank_of(name, tuple(module.weight.shape))  # refuses another shape
+    adapter.low_rank_of(name, (module.out_features, module.in_features))  # refuses another shape
     return module
 
 

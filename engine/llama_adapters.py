@@ -10,8 +10,8 @@ import torch
 from engine.adapted_linear import AdaptedLinear, AdapterRows, GroupedAdapters, Halves, StackedAdapters
 from engine.adapter_files import Adapter, LowRank, side_by_side
 from engine.devices import CPU
-from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
+from engine.quantized_linear import QuantizedLinear
 from engine.unsupported_model import UnsupportedModel
 from engine.weight_parts import Weight
 
@@ -52,8 +52,8 @@ class LlamaAdapters:
         self.rows = AdapterRows(self._ranks, dtype=dtype, device=device)
 
     def adapted(
-        self, base: Linear | Fp8Linear, parts: Sequence[Part], scale: torch.Tensor | None = None
-    ) -> Linear | Fp8Linear | AdaptedLinear:
+        self, base: Linear | QuantizedLinear, parts: Sequence[Part], scale: torch.Tensor | None = None
+    ) -> Linear | QuantizedLinear | AdaptedLinear:
         """The map `base` of some layers of the model, with what adapters add; itself where none does.
 
         Args:

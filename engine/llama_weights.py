@@ -12,14 +12,13 @@ from torch.distributed import ProcessGroup
 
 from engine.adapted_linear import AdaptedLinear, AdapterRows
 from engine.adapter_files import Adapter, LowRank
-from engine.fp8 import Fp8Weight
-from engine.fp8_linear import Fp8Linear, make_linear
 from engine.linear import Linear
 from engine.llama_adapters import LlamaAdapters, Part
+from engine.quantized_linear import QuantizedLinear, make_linear
 from engine.rotary import paired, rotation_table
 from engine.runner_options import RunnerOptions
 from engine.stored_llama import StoredLlama
-from engine.weight_parts import Weight, columns, joined, rows, weight_of
+from engine.weight_parts import Weight, columns, joined, rows, weight_of, widened
 
 if TYPE_CHECKING:  # importing it takes longer than all else of a start that does without
     from transformers import PreTrainedModel
@@ -29,12 +28,12 @@ _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 
-AnyLinear = Linear | Fp8Linear | AdaptedLinear
+AnyLinear = Linear | QuantizedLinear | AdaptedLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlamaLayer:
-    """One layer: linear maps with the scales of the norm before them, but for those of eight bits (`gain`).
+    """One layer: linear maps with the scales of the norm before them, but for quantized ones (`gain`).
 
     `qkv` yields query heads, key heads, value heads; `gate_up` yields gate then up. `head_norms`
     [query and key heads, head_dim] are the scales of Qwen3's norms of queries and keys, else None.
@@ -150,9 +149,8 @@ def load_llama_weights(
         dtype=dtype,
         adapters=layouts,
     )
-    head = weight_of(model.get_output_embeddings())
-    if isinstance(head, Fp8Weight):  # rare, and its rows are wanted without the final norm's scales, too
-        head = head.dequantized(dtype)
+    # Rarely quantized, and its rows are wanted without the final norm's scales, too.
+    head = widened(weight_of(model.get_output_embeddings()), dtype)
     eps = float(config.rms_norm_eps)
     is_short = dtype == torch.float32 and device.type == "cpu"  # a GPU has kernels for norms
     gain = math.sqrt(config.hidden_size) if is_short else 1.0
@@ -218,7 +216,9 @@ class _Share:
     def layer(self, index: int, layer: Any, gain: float) -> LlamaLayer:
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        qkv = joined([self._queries(weight_of(q)), self._keys(weight_of(k)), self._values(weight_of(v))])
+        qkv = joined(
+            [self._queries(weight_of(q)), self._keys(weight_of(k)), self._values(weight_of(v))], self.dtype
+        )
         bias = None
         if q.bias is not None:
             bias = torch.cat(
@@ -237,7 +237,7 @@ class _Share:
                 self.kv_heads, -1
             )
             norms = torch.cat([query_scale, key_scale]).contiguous()
-        gate_up = joined([self._units_of(weight_of(mlp.gate_proj)), self._units_of(weight_of(mlp.up_proj))])
+        gate_up = joined([self._units_of(weight_of(one)) for one in (mlp.gate_proj, mlp.up_proj)], self.dtype)
         gate_up_bias = None
         if mlp.gate_proj.bias is not None:
             gate_up_bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
@@ -320,7 +320,7 @@ def _outputs(cut: Callable[[Weight], Weight]) -> Callable[[LowRank], LowRank]:
 
 
 def _floats(weight: Weight) -> torch.Tensor:
-    assert isinstance(weight, torch.Tensor)  # adapters have no weights of eight bits
+    assert isinstance(weight, torch.Tensor)  # adapters have no quantized weights
     return weight
 
 

@@ -16,7 +16,6 @@ from engine.checkpoint import Checkpoint
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import DeviceUnavailable, memory_of, resolve_device
 from engine.eagle_config import is_eagle
-from engine.fp8_linear import UnsuitableBlocks
 from engine.gpu_sharing import why_by_turns
 from engine.hf_capturing import why_not_captured
 from engine.kv_budget import CPU_SLOTS, NOTHING_BESIDE, Beside, KVBudget, NotEnoughMemory, NumSlots
@@ -28,6 +27,7 @@ from engine.runner import ModelRunner
 from engine.runner_options import DTYPES, RunnerKind, RunnerOptions
 from engine.self_test_record import SelfTestRecord
 from engine.stored_llama import StoredConfig, StoredLlama
+from engine.tiled_product import UnsuitableBlocks
 from engine.trusted_files import UntrustedModel, check_files
 from engine.unsupported_model import UnsupportedModel
 from engine.warm_up import capture, warm_up
@@ -80,8 +80,8 @@ def load_runner(
         device: where the model runs: see `engine.devices.resolve_device`.
         memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
         graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.
-        quantization: "fp8" rounds weights of linear layers to eight bits while it loads, of a checkpoint of
-            floats; what the model computes then is the model.
+        quantization: what weights of linear layers are rounded to while it loads, of a checkpoint of floats;
+            what the model computes then is the model.
         self_test: compare with the plain Transformers forward before returning, unless the same passed here
             before (see `engine.self_test_record`).
         trust_remote_code: run Python code that the directory names.

@@ -12,13 +12,14 @@ from transformers.utils import logging as progress
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.devices import memory_of
-from engine.fp8_checkpoint import load
-from engine.fp8_module import StoredFp8Linear, quantize_linears
 from engine.model_config import refused
 from engine.quantization import Quantization, Route
+from engine.quantized_checkpoint import load
+from engine.rounding import round_linears
+from engine.stored_linear import StoredLinear
 from engine.unsupported_model import UnsupportedModel
 
-# Of a weight that is widened on a GPU: in eight bits, its scale and itself in float32, what is computed in.
+# Of a weight that is widened on a GPU: as stored, its scale and itself in float32, what is computed in.
 _BYTES_ON_THE_WAY = 12
 
 
@@ -53,7 +54,7 @@ def read_model(
             f"`quantization` cannot round the model in {directory}: "
             + ("its weights are quantized" if route != "plain" else "over ranks only the lean runner can")
         )
-    if route == "fp8":
+    if route == "quantized":
         try:
             with refused(directory):
                 return load(Checkpoint(directory), config, dtype).eval()
@@ -67,8 +68,8 @@ def read_model(
             f"the files in {directory} lack {len(made_up)} weights of {type(model).__name__} or have them in "
             f"another shape, among them {made_up[0]}: it is incomplete, or another kind of model's"
         )
-    if quantization is not None and not quantize_linears(
-        model, keep=model.get_output_embeddings(), device=device
+    if quantization is not None and not round_linears(
+        model, quantization, keep=model.get_output_embeddings(), device=device
     ):
         raise UnsupportedModel(
             f"`quantization` found nothing to round in {directory}: it has no linear layers"
@@ -79,8 +80,8 @@ def read_model(
 def put_beside(model: PreTrainedModel, device: torch.device) -> None:
     """Put a model on a GPU, beside what lies there, as far as it fits.
 
-    If it does not fit and has weights of eight bits, all but those go there if that fits: they come one by
-    one when they are multiplied with (`engine.fp8_module`). Others stay where they are.
+    If it does not fit and has quantized weights, all but those go there if that fits: they come one by
+    one when they are multiplied with (`engine.stored_linear`). Others stay where they are.
     """
     if device.type == "cpu":
         return
@@ -88,16 +89,16 @@ def put_beside(model: PreTrainedModel, device: torch.device) -> None:
     if size * 1.1 < memory_of(device).free:
         model.to(device)
         return
-    layers = [module for module in model.modules() if isinstance(module, StoredFp8Linear)]
+    layers = [module for module in model.modules() if isinstance(module, StoredLinear)]
     kept = {id(part) for layer in layers for part in layer.parameters()}
     rest = [part for part in model.parameters() if id(part) not in kept]
     size = sum(part.numel() * part.element_size() for part in rest)
-    widest = max((layer.weight.numel() for layer in layers), default=0) * _BYTES_ON_THE_WAY
+    widest = max((layer.out_features * layer.in_features for layer in layers), default=0) * _BYTES_ON_THE_WAY
     if not layers or (size + widest) * 1.1 > memory_of(device).free:
         return
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        if isinstance(module, StoredFp8Linear):
+        if isinstance(module, StoredLinear):
             continue
         for name, part in module.named_parameters(recurse=False):
             if id(part) not in moved:  # a tied one stays one

@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint are read: as they are, of eight bits, or by Transformers' quantizers."""
+"""How the weights of a checkpoint are read: floats, quantized ones as they are, or by Transformers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from safetensors import SafetensorError
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
-from engine.fp8_checkpoint import why_not_read
+from engine.quantized_checkpoint import why_not_read
 from engine.quantized_files import FP8, UnsuitableWeights, refused_format
+from engine.stored_layers import are_quantized
 
-Quantization = Literal["fp8"]
-#: `plain` floats; `fp8` kept in eight bits by us; or whatever Transformers does for the checkpoint.
-Route = Literal["plain", "fp8", "transformers"]
+Quantization = Literal["fp8", "int4"]
+"""What weights of floats are rounded to: e4m3 numbers, or integers of four bits."""
+#: `plain` floats; `quantized` ones, kept so by us; or whatever Transformers does for the checkpoint.
+Route = Literal["plain", "quantized", "transformers"]
 
 _FP8_FROM = (8, 9)
 
@@ -51,7 +53,7 @@ def route_of(
     method = quantization_method(config)
     try:
         checkpoint = Checkpoint(directory)
-        if method is None and not any(map(checkpoint.is_fp8, checkpoint.names)):
+        if method is None and not are_quantized(checkpoint):
             return "plain"
     except UnreadableCheckpoint as error:
         if method is None:
@@ -61,11 +63,11 @@ def route_of(
         raise UnsuitableWeights(f"its weights cannot be read: {error}") from None
     unread = why_not_read(checkpoint, config, trust_remote_code=trust_remote_code)
     if unread is None and not is_sharded:
-        return "fp8"
+        return "quantized"
     why = unread or "over ranks only the lean runner reads them"
     if method is None:
         raise UnsuitableWeights(
-            f"it has weights of eight bits, which its config.json does not describe, and {why}"
+            f"it has quantized weights, which its config.json does not describe, and {why}"
         )
     if method != FP8:
         raise refused_format(method, why)

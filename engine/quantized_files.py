@@ -9,8 +9,12 @@ from safetensors import SafetensorError, safe_open
 
 #: As Transformers calls the format whose weights it can run itself, on some devices.
 FP8 = "fp8"
-#: As safetensors calls the numbers that are read here (`engine.fp8_checkpoint`).
-_READ = "F8_E4M3"
+#: How weights that are read here are told, as `engine.stored_layers` tells them: by the ends of their names,
+#: or by what safetensors calls their numbers, these only with scales.
+_READ_NAMES = (".qweight", ".weight_packed")
+_READ_KIND, _READ_SCALED = "F8_E4M3", "I8"
+#: What is wrong with a checkpoint without such weights.
+NOTHING_READ = "none of its weights is in a format that is read here"
 
 
 class UnsuitableWeights(ValueError):
@@ -21,7 +25,7 @@ def refused_format(method: str, why: str) -> UnsuitableWeights:
     """That of a checkpoint in a format that is not read."""
     return UnsuitableWeights(
         f"its weights are quantized by `{method}`, and {why}; use the checkpoint without quantization, "
-        "or one whose linear layers are FP8 (e4m3)"
+        "or one whose linear layers are FP8 (e4m3), GPTQ, AWQ or INT8"
     )
 
 
@@ -31,7 +35,7 @@ def check_quantization(directory: Path) -> None:
     What cannot be read here is left to it, and to what it says.
 
     Raises:
-        UnsuitableWeights: if config.json names another format than FP8, and no weight is in e4m3 numbers.
+        UnsuitableWeights: if config.json names another format than FP8, and no weight is in one that is read.
     """
     try:
         described = json.loads((directory / "config.json").read_text())["quantization_config"]
@@ -42,14 +46,20 @@ def check_quantization(directory: Path) -> None:
         return
     files = sorted(directory.glob("*.safetensors"))
     try:
-        if not files or any(map(_has_e4m3, files)):
+        if not files or any(map(_has_read, files)):
             return
     except (OSError, SafetensorError):
         return
-    raise refused_format(method, "none of its weights has e4m3 numbers")
+    raise refused_format(method, NOTHING_READ)
 
 
-def _has_e4m3(file: Path) -> bool:
+def _has_read(file: Path) -> bool:
     with safe_open(file, framework="numpy") as opened:  # reads the header
-        names = opened.keys()
-        return any(opened.get_slice(name).get_dtype() == _READ for name in names)
+        names = set(opened.keys())
+        kinds = {name: opened.get_slice(name).get_dtype() for name in names}
+    return any(
+        name.endswith(_READ_NAMES)
+        or kind == _READ_KIND
+        or (kind == _READ_SCALED and f"{name}_scale" in names)
+        for name, kind in kinds.items()
+    )

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from engine.adapter_files import Adapter
 from engine.checkpoint import Checkpoint
-from engine.fp8_module import widen_linears, widened
 from engine.hf_adapters import adapted
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
@@ -28,6 +27,7 @@ from engine.quantized_files import UnsuitableWeights
 from engine.runner import ModelRunner
 from engine.runner_options import RunnerOptions
 from engine.self_test import check_runner
+from engine.stored_linear import widen_linears, widened
 from engine.stored_llama import StoredConfig, StoredLlama
 from engine.tensor_parallel import check_divisible, sharding
 from engine.triton_support import runs_triton
@@ -108,11 +108,11 @@ def load_through_transformers(
         device=device,
         trust_remote_code=options.trust_remote_code,
     )
-    is_fp8 = route == "fp8" or options.quantization is not None
-    if is_fp8 and not runs_triton(device):
+    is_quantized = route == "quantized" or options.quantization is not None
+    if is_quantized and not runs_triton(device):
         _log.warning(
-            "weights of eight bits are widened to %s on %s, where no kernel takes them: they save "
-            "neither memory nor time",
+            "quantized weights are widened to %s on %s, where no kernel takes them: they save neither memory "
+            "nor time",
             options.dtype,
             device,
         )
@@ -124,7 +124,7 @@ def load_through_transformers(
         if lean:
             checkpoint = Checkpoint(directory)
             source: PreTrainedModel | StoredLlama = model
-            if not is_fp8 and StoredLlama.is_readable(checkpoint, model):
+            if not is_quantized and StoredLlama.is_readable(checkpoint, model):
                 # As it will be read when it is known to pass: what is compared is what will serve then.
                 stored = StoredConfig.of(model)
                 stays = device.type == "cpu"
@@ -144,7 +144,7 @@ def load_through_transformers(
         if lean:
             put_beside(model, device)
         _self_test(loaded, model, directory, adapters)
-        if is_fp8 and runs_triton(device):
+        if is_quantized and runs_triton(device):
             warm_up(loaded, PROMPT_ROWS)
     return loaded, stored
 

@@ -1,4 +1,4 @@
-"""Parts of weight matrices, of floats or of eight bits alike."""
+"""Parts of weight matrices, of floats or quantized alike."""
 
 from __future__ import annotations
 
@@ -7,35 +7,45 @@ from typing import Any
 
 import torch
 
-from engine.fp8 import Fp8Weight, concatenated
-from engine.fp8_module import StoredFp8Linear
+from engine import fp8, integer_weight
+from engine.fp8 import Fp8Weight
+from engine.integer_weight import IntegerWeight
+from engine.quantized_linear import QuantizedWeight
+from engine.stored_linear import StoredLinear
 
-Weight = torch.Tensor | Fp8Weight
+Weight = torch.Tensor | QuantizedWeight
 """[outputs, inputs]."""
 
 
 def weight_of(linear: Any) -> Weight:
     """The matrix of a Transformers model's linear layer."""
-    if isinstance(linear, StoredFp8Linear):
-        return linear.of_eight_bits
+    if isinstance(linear, StoredLinear):
+        return linear.matrix
     weight: torch.Tensor = linear.weight
     return weight
 
 
 def rows(weight: Weight, which: slice | torch.Tensor) -> Weight:
     """Some outputs, by a range or by numbers."""
-    return weight.rows(which) if isinstance(weight, Fp8Weight) else weight[which]
+    return weight[which] if isinstance(weight, torch.Tensor) else weight.rows(which)
 
 
 def columns(weight: Weight, start: int, stop: int) -> Weight:
     """The inputs from `start` to `stop`."""
-    return weight.columns(start, stop) if isinstance(weight, Fp8Weight) else weight[:, start:stop]
+    return weight[:, start:stop] if isinstance(weight, torch.Tensor) else weight.columns(start, stop)
 
 
-def joined(weights: Sequence[Weight]) -> Weight:
-    """Matrices of the same inputs, one's outputs after the other's; as floats unless all have eight bits."""
+def joined(weights: Sequence[Weight], dtype: torch.dtype) -> Weight:
+    """Matrices of the same inputs, one's outputs after the other's; of floats unless all are alike."""
     of_eight_bits = [weight for weight in weights if isinstance(weight, Fp8Weight)]
     if len(of_eight_bits) == len(weights):
-        return concatenated(of_eight_bits)
-    dtype = next(weight.dtype for weight in weights if isinstance(weight, torch.Tensor))
-    return torch.cat([w.dequantized(dtype) if isinstance(w, Fp8Weight) else w for w in weights])
+        return fp8.concatenated(of_eight_bits)
+    of_integers = [weight for weight in weights if isinstance(weight, IntegerWeight)]
+    if len(of_integers) == len(weights):
+        return integer_weight.concatenated(of_integers)
+    return torch.cat([widened(weight, dtype) for weight in weights])
+
+
+def widened(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix as floats of `dtype`, in which those of floats are."""
+    return weight if isinstance(weight, torch.Tensor) else weight.dequantized(dtype)

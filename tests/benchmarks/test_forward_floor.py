@@ -33,7 +33,8 @@ def test_floors() -> None:
     assert beside[0] - memory == pytest.approx(63 * 131072 / 4e12)
     assert beside[1] == pytest.approx(64 * arithmetic)
     # In eight bits 6.98e9 of them are a byte; the last product's 0.525e9 stay two.
-    assert SHAPES["8b"].weight_bytes(2, in_eight_bits=True) == pytest.approx(8.03e9, rel=1e-3)
+    assert SHAPES["8b"].weight_bytes(2, "fp8") == pytest.approx(8.03e9, rel=1e-3)
+    assert SHAPES["8b"].weight_bytes(2, "int4") == pytest.approx(4.81e9, rel=1e-3)
 
 
 def test_cases_that_do_not_fit_are_left_out() -> None:

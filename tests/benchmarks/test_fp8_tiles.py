@@ -19,7 +19,8 @@ from benchmarks.fp8_tiles import (
     tiles,
     ways_of,
 )
-from engine.fp8_linear import Fp8Product, Tile, tile_of
+from engine.fp8_product import Fp8Product
+from engine.tiled_product import Tile, tile_of
 from tests import emulated_cuda
 
 pytest.importorskip("triton")

@@ -19,9 +19,10 @@ from zoo.registry import TARGET, weights_dir
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
 
 
-def weights(directory: Path, kind: str) -> None:
-    """A safetensors file with one tensor of bytes of that kind."""
-    header = json.dumps({"a.weight": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}).encode()
+def weights(directory: Path, kind: str, *names: str) -> None:
+    """A safetensors file with a tensor of bytes of that kind, by each of these names."""
+    tensor = {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}
+    header = json.dumps(dict.fromkeys(names or ("a.weight",), tensor)).encode()
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
 
 
@@ -86,19 +87,23 @@ def test_tokenizers_of_bytes_need_no_vocabulary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "kind", "refused"),
+    ("method", "kind", "names", "refused"),
     [
-        ("awq", "I8", True),
-        ("compressed-tensors", "I8", True),
-        ("compressed-tensors", "F8_E4M3", False),  # what its tensors are decides
-        ("fp8", "I8", False),  # Transformers runs it on some devices
-        (None, "I8", False),
+        ("bitsandbytes", "I8", (), True),
+        ("compressed-tensors", "I8", (), True),
+        ("hqq", "U8", ("a.W_q",), True),
+        ("compressed-tensors", "F8_E4M3", (), False),  # what its tensors are decides
+        ("compressed-tensors", "I8", ("a.weight", "a.weight_scale"), False),
+        ("compressed-tensors", "U8", ("a.weight_packed",), False),
+        ("gptq", "U8", ("a.qweight",), False),
+        ("fp8", "I8", (), False),  # Transformers runs it on some devices
+        (None, "I8", (), False),
     ],
 )
 def test_formats_that_run_nowhere_are_refused_at_once(
-    model: Path, method: str | None, kind: str, refused: bool
+    model: Path, method: str | None, kind: str, names: tuple[str, ...], refused: bool
 ) -> None:
-    weights(model, kind)
+    weights(model, kind, *names)
     config = json.loads((model / "config.json").read_text())
     if method is not None:
         config["quantization_config"] = {"quant_method": method}

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import fp8_linear
+from engine import fp8_product, tiled_product
 from engine.fp8 import Fp8Weight, concatenated, quantized, stored
-from engine.fp8_linear import Fp8Product, make_linear, num_splits, tile_of
+from engine.fp8_product import Fp8Product
 from engine.linear import Linear
+from engine.quantized_linear import make_linear
+from engine.tiled_product import num_splits, tile_of
 from tests.engine.compiling import Kernel, compiled
 from tests.examples import examples
 
@@ -118,7 +120,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu ha
 @interpreted
 @pytest.mark.parametrize("native", [True, False])
 def test_every_number_is_widened_exactly(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8_linear, "_is_native", lambda device: native)
+    monkeypatch.setattr(fp8_product, "_is_native", lambda device: native)
     numbers = torch.arange(256, dtype=torch.uint8)
     numbers[[127, 255]] = 0
     weight = Fp8Weight(numbers.view(16, 16), torch.ones(16, 1), 16)
@@ -160,8 +162,8 @@ def test_products_are_those_of_the_widened_matrix(
     bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
     residual = torch.randn(rows, outputs, generator=generator).to(dtype) if has_residual else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp8_linear, "ENOUGH_PROGRAMS", programs)
-        patch.setattr(fp8_linear, "_is_native", lambda device: native)
+        patch.setattr(tiled_product, "ENOUGH_PROGRAMS", programs)
+        patch.setattr(fp8_product, "_is_native", lambda device: native)
         got = Fp8Product(weight)(x, bias, residual)
     wide = weight.dequantized(torch.float32).double()
     expected = x.double() @ wide.T
@@ -212,7 +214,7 @@ def test_kernels_compile_for_gpus() -> None:
         rows: int, arch: int, *, blocked: bool = True, native: bool = True, dtype: str = "bf16"
     ) -> Kernel:
         tile = tile_of(rows, torch.float32 if dtype == "fp32" else torch.bfloat16)
-        split = rows <= fp8_linear.SPLIT_ROWS
+        split = rows <= tiled_product.SPLIT_ROWS
         pointers = {name: f"*{dtype}" if kind == "*bf16" else kind for name, kind in types.items()}
         constants: dict[str, Any] = {"OUTPUTS": tile.outputs, "ROWS": tile.rows, "INPUTS": 128}
         constants |= {"GROUP": 128 if blocked else 1, "IS_BLOCKED": blocked, "IS_NATIVE": native}
@@ -239,7 +241,7 @@ def test_kernels_compile_for_gpus() -> None:
             product(32, 90, dtype="fp32"),
             *(product(rows, 80, native=False) for rows in (1, 512)),
             (
-                "engine.fp8_kernels.add_splits",
+                "engine.product_kernels.add_splits",
                 sums,
                 {"SPLITS": 8, "BLOCK": 1024, "HAS_BIAS": False, "HAS_RESIDUAL": True},
                 {"num_warps": 4},

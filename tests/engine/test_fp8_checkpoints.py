@@ -18,10 +18,13 @@ from benchmarks.transformers_engine import load_model
 from engine.checkpoint import Checkpoint
 from engine.devices import Memory
 from engine.fp8 import quantized
-from engine.fp8_checkpoint import block_of, load
-from engine.fp8_module import StoredFp8Linear, widened
+from engine.fp8_module import StoredFp8Linear
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.plain_model import put_beside
+from engine.quantization import Quantization
+from engine.quantized_checkpoint import block_of, load
+from engine.rounding import rounded
+from engine.stored_linear import widened
 from tests.engine import fp8_models, tiny_models
 from tests.engine.fp8_models import Format
 from tests.engine.test_runners import logits_of
@@ -96,20 +99,23 @@ def test_transformers_reads_the_same_numbers(tmp_path: Path) -> None:
     torch.testing.assert_close(ours.forward([segment], numbers), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_floats_are_rounded_when_loading_where_it_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+def test_floats_are_rounded_when_loading_where_it_is_asked_for(
+    quantization: Quantization, tmp_path: Path
+) -> None:
     directory = tiny_models.write("llama_bias", tmp_path)
-    rounded = tiny_models.build("llama_bias")
-    head = rounded.get_output_embeddings()
+    model = tiny_models.build("llama_bias")
+    head = model.get_output_embeddings()
     with torch.no_grad():
-        for module in rounded.modules():
+        for module in model.modules():
             if isinstance(module, torch.nn.Linear) and module is not head:
-                module.weight.copy_(quantized(module.weight).dequantized(torch.float32))
-    rounded.save_pretrained(tmp_path / "rounded")
+                module.weight.copy_(rounded(module.weight, quantization).dequantized(torch.float32))
+    model.save_pretrained(tmp_path / "rounded")
     expected = logits_of(load_runner(tmp_path / "rounded", num_slots=128), 1)
     plain = logits_of(load_runner(directory, num_slots=128), 1)
     kinds: tuple[RunnerKind, ...] = ("lean", "hf")
     for kind in kinds:
-        found = logits_of(load_runner(directory, num_slots=128, runner=kind, quantization="fp8"), 1)
+        found = logits_of(load_runner(directory, num_slots=128, runner=kind, quantization=quantization), 1)
         for got, wanted, before in zip(found, expected, plain, strict=True):
             torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
             assert float((got - before).abs().max()) > 1e-3
@@ -183,7 +189,7 @@ def described(directory: Path, **about: object) -> Path:
         ),
         (
             lambda t: t.update({f"{LAYER}.bias": torch.ones(48)}),
-            r"`model.layers.1.mlp.up_proj.bias` is no tensor of the model",
+            r"`model.layers.1.mlp.up_proj` in .*: a bias too many",
         ),
     ],
     ids=["missing", "unknown", "shape", "blocks", "integers", "unscaled", "bias"],
@@ -295,7 +301,9 @@ def test_an_output_projection_of_eight_bits(tmp_path: Path) -> None:
     for got, expected in zip(lean, other, strict=True):
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     tied = changed(fp8_models.write("llama", "tensor", tmp_path / "tied"), quantize_head)
-    with pytest.raises(UnsupportedModel, match="its output projection is FP8 and tied to the embedding"):
+    with pytest.raises(
+        UnsupportedModel, match="its output projection is quantized and tied to the embedding"
+    ):
         load_runner(tied, num_slots=128)
 
 

@@ -18,7 +18,7 @@ from engine.cuda_graphs import GraphedRunner
 from engine.llama_runner import LlamaRunner
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.tensor_parallel import check_divisible, end_loading
-from tests.engine import fp8_models, tiny_models
+from tests.engine import fp8_models, integer_models, tiny_models
 from tests.engine.ranks import on_two_ranks
 from tests.engine.test_heads import seen_by_heads
 from tests.engine.test_runners import logits_of
@@ -27,7 +27,12 @@ from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.overlapped import OverlappedCalls
 from verifier.verifier import Verifier
 
-CASES: list[tuple[str, RunnerKind]] = [("llama_bias", "lean"), ("qwen3", "hf"), ("fp8", "lean")]
+CASES: list[tuple[str, RunnerKind]] = [
+    ("llama_bias", "lean"),
+    ("qwen3", "hf"),
+    ("fp8", "lean"),
+    ("integers", "lean"),
+]
 
 
 def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], int]]:
@@ -43,7 +48,12 @@ def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], i
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     parent = tmp_path_factory.mktemp("models")
     found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:2]]
-    return [*found, str(fp8_models.write("qwen3", "fine-grained", parent / "fp8"))]
+    integer_models.write("qwen3", "packed-asymmetric", parent / "integers")
+    return [
+        *found,
+        str(fp8_models.write("qwen3", "fine-grained", parent / "fp8")),
+        str(parent / "integers"),
+    ]
 
 
 @pytest.fixture(scope="module")

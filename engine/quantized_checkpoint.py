@@ -1,12 +1,13 @@
-"""Reads checkpoints with weights of eight bits into Transformers models.
+"""Reads checkpoints with quantized weights into Transformers models.
 
-Transformers' own layers for them fetch kernels from the hub at the first forward, need a GPU of compute
-capability 8.9, and round rows to eight bits, too.
+Transformers' own layers for them fetch kernels from the hub at the first forward, or need packages that build
+them; those for FP8 need a GPU of compute capability 8.9, and round rows to eight bits, too.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from typing import Any
 
@@ -18,6 +19,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
+from engine.integer_formats import dequantized_by, from_int8, from_packed, from_qweight, is_ordered
+from engine.integer_module import StoredIntegerLinear
+from engine.quantized_files import NOTHING_READ
+from engine.stored_layers import StoredLayer, stored_layers
+from engine.stored_linear import StoredLinear, plain_linear
+
+_log = logging.getLogger(__name__)
 
 # Scales of what is not quantized here (rows, keys and values), and what models make themselves.
 _UNUSED = re.compile(
@@ -28,30 +36,39 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool = False) -> str | None:
-    """What keeps `load` from reading a checkpoint of FP8 weights; None if nothing that its names show."""
+    """What keeps `load` from reading a quantized checkpoint; None if nothing that its names show."""
     try:
-        layers = checkpoint.layers()
+        layers = stored_layers(checkpoint)
     except UnreadableCheckpoint as error:
         return str(error)
     if not layers:
-        return "none of its weights has e4m3 numbers"
+        return NOTHING_READ
+    version = str(_quantization(config).get("version") or "gemm").lower()
+    if version != "gemm" and any(layer.layout == "qweight" for layer in layers.values()):
+        return f"AWQ's packing {version!r} is not read, only 'gemm'"
+    if _quantization(config).get("checkpoint_format") == "marlin":
+        return "GPTQ's packing 'marlin' is not read, only 'gptq' and 'gptq_v2'"
     if trust_remote_code and getattr(config, "auto_map", None):
         return "its code comes with it"
     try:
         model = _skeleton(config, torch.bfloat16, "eager")
     except (ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         return f"Transformers cannot build it: {error}"
-    unknown = sorted(_used(checkpoint, model) - set(model.state_dict()) - set(layers.values()))
+    modules = dict(model.named_modules())
+    known = set(model.state_dict())
+    for module in layers.keys() & modules.keys():
+        known |= {*layers[module].tensors, f"{module}.bias"}  # which some tools add where there is none
+    unknown = sorted(_used(checkpoint, model) - known)
     if unknown:
         return f"`{unknown[0]}` is no tensor of the model that Transformers builds"
-    linear = {name for name, module in model.named_modules() if type(module) is nn.Linear}
+    linear = {name for name, module in modules.items() if type(module) is nn.Linear}
     other = sorted(set(layers) - linear)
     if other:
-        return f"`{other[0]}` has FP8 weights and is no linear layer"
+        return f"`{other[0]}` has quantized weights and is no linear layer"
     if getattr(config, "tie_word_embeddings", False):
         head = model.get_output_embeddings()
         if any(model.get_submodule(name) is head for name in layers):
-            return "its output projection is FP8 and tied to the embedding"
+            return "its output projection is quantized and tied to the embedding"
     return None
 
 
@@ -73,7 +90,7 @@ def block_of(config: Any) -> tuple[int, int]:
 def load(
     checkpoint: Checkpoint, config: Any, dtype: torch.dtype, attention: str = "eager"
 ) -> PreTrainedModel:
-    """The model of a checkpoint, on the CPU: FP8 weights as they are, the others in `dtype`.
+    """The model of a checkpoint, on the CPU: quantized weights as they are, the others in `dtype`.
 
     Args:
         checkpoint: one for which `why_not_read` is None.
@@ -84,19 +101,31 @@ def load(
     Raises:
         UnreadableCheckpoint: if a tensor is missing, or has another shape or type.
     """
-    layers, directory = checkpoint.layers(), checkpoint.directory
+    layers, directory = stored_layers(checkpoint), checkpoint.directory
     model = _skeleton(config, dtype, attention)
     rest = _used(checkpoint, model)
-    for module, scales in layers.items():
-        own = {name: f"{module}.{name}" for name in ("weight", "bias") if f"{module}.{name}" in rest}
-        rest -= {*own.values(), scales}
-        bias = checkpoint.read(own["bias"]).to(dtype) if "bias" in own else None
+    widened = 0
+    for module, layer in layers.items():
+        bias = f"{module}.bias"
+        rest -= {*layer.tensors, bias}
         try:
-            scale = _scales(checkpoint.read(scales), config)
-            layer = StoredFp8Linear(checkpoint.read(own["weight"]), scale, bias, block_of(config))
-            _put(model, module, layer)
+            place = model.get_submodule(module)
+            found = checkpoint.read(bias).to(dtype) if bias in checkpoint.names else None
+            if found is not None and place.bias is None and not found.any():
+                found = None
+            read = _read(layer, checkpoint, config, (place.out_features, place.in_features), found, dtype)
+            widened += not isinstance(read, StoredLinear)
+            _put(model, module, read)
         except ValueError as error:
             raise UnreadableCheckpoint(f"`{module}` in {directory}: {error}") from None
+    if widened:
+        _log.warning(
+            "%d layers in %s are widened to %s, for the inputs of a group are not neighbours in them "
+            "(`desc_act`, `actorder`): those save neither memory nor time",
+            widened,
+            directory,
+            str(dtype).removeprefix("torch."),
+        )
     exact = model._keep_in_fp32_modules_strict or ()  # of routers, say
     tensors = {name: checkpoint.read(name) for name in rest}
     tensors = {
@@ -149,14 +178,52 @@ def _quantization(config: Any) -> dict[str, Any]:
     return found
 
 
-def _scales(tensor: torch.Tensor, config: Any) -> torch.Tensor:
+def _read(
+    layer: StoredLayer,
+    checkpoint: Checkpoint,
+    config: Any,
+    shape: tuple[int, int],
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """The layer, of `shape`; of floats if its groups are of inputs that are not neighbours.
+
+    Raises:
+        ValueError: if its tensors do not belong together, or have another shape.
+    """
+    tensors = {
+        part: checkpoint.read(f"{layer.module}.{part}")
+        for part in (layer.numbers, layer.scales, *layer.beside)
+    }
+    described = _quantization(config)
+    if layer.layout == "fp8":
+        scales = _scales(tensors[layer.scales], described)
+        return StoredFp8Linear(tensors[layer.numbers], scales, bias, block_of(config))
+    if layer.layout == "int8":
+        weight = from_int8(tensors, shape)
+    elif layer.layout == "packed":
+        weight = from_packed(tensors, shape)
+    else:
+        weight = from_qweight(
+            tensors,
+            shape,
+            is_symmetric=bool(described.get("sym")),
+            is_v2=described.get("checkpoint_format") == "gptq_v2",
+        )
+    order = tensors.get("g_idx", tensors.get("weight_g_idx"))
+    if order is not None and is_ordered(order, shape[1]):
+        return plain_linear(dequantized_by(order, weight, dtype), bias)
+    return StoredIntegerLinear(weight, bias)
+
+
+def _scales(tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:
     """Scales as what they are, where bytes stand for exponents."""
-    if tensor.dtype == torch.uint8 and _quantization(config).get("scale_fmt") == "ue8m0":
+    if tensor.dtype == torch.uint8 and described.get("scale_fmt") == "ue8m0":
         return tensor.view(torch.float8_e8m0fnu)
     return tensor
 
 
-def _put(model: nn.Module, name: str, layer: StoredFp8Linear) -> None:
+def _put(model: nn.Module, name: str, layer: Any) -> None:
     """Put a layer in the place of the one of that name.
 
     Raises:
@@ -165,8 +232,9 @@ def _put(model: nn.Module, name: str, layer: StoredFp8Linear) -> None:
     parent, _, own = name.rpartition(".")
     place = model.get_submodule(parent)
     before = getattr(place, own)
-    if before.weight.shape != layer.weight.shape:
-        raise ValueError(f"{list(layer.weight.shape)} where the model has {list(before.weight.shape)}")
+    shape, expected = ([one.out_features, one.in_features] for one in (layer, before))
+    if shape != expected:
+        raise ValueError(f"{shape} where the model has {expected}")
     if (before.bias is None) != (layer.bias is None):
         raise ValueError("a bias is missing" if layer.bias is None else "a bias too many")
     setattr(place, own, layer)

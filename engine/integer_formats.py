@@ -1,0 +1,161 @@
+"""Reads weights of integers as checkpoints have them: GPTQ, AWQ, compressed-tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from engine.integer_weight import IntegerWeight
+
+#: Outputs of a word of AWQ's, by the place of their four bits in it, from the lowest.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_WORD_BITS = 32
+
+
+def from_qweight(
+    tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], *, is_symmetric: bool, is_v2: bool
+) -> IntegerWeight:
+    """A weight of GPTQ's or AWQ's.
+
+    GPTQ packs neighbouring inputs into a word, AWQ neighbouring outputs; which it is the shape tells. GPTQ's
+    zero points are one too small, but for its second version (`gptq_v2`). Some tools store those of the
+    second under the name of the first, which shows where the weights are symmetric.
+
+    Args:
+        tensors: `qweight`, `scales` [groups, outputs] and perhaps `qzeros`, words of integers.
+        shape: (outputs, inputs) of the layer.
+        is_symmetric: the checkpoint says that all zero points are the middle of what integers there are.
+        is_v2: the checkpoint says that zero points are what they are.
+
+    Raises:
+        ValueError: if they fit no such layer, or have another number of bits than is read.
+    """
+    outputs, inputs = shape
+    words, scales, zeros = tensors["qweight"], tensors["scales"], tensors.get("qzeros")
+    if words.dim() != 2 or words.dtype != torch.int32:
+        raise ValueError(f"`qweight` is {_told(words)}, no matrix of words")
+    is_awq = words.shape[0] == inputs
+    if not is_awq and words.shape[1] != outputs:
+        raise ValueError(f"`qweight` {list(words.shape)} where the model has {[outputs, inputs]}")
+    bits = _bits(words.shape[1], outputs) if is_awq else _bits(words.shape[0], inputs)
+    if is_awq and bits != 4:
+        raise ValueError(f"AWQ's weights are read with four bits, not {bits}")
+    if scales.dim() != 2 or scales.shape[1] != outputs:
+        raise ValueError(f"`scales` {list(scales.shape)} where the model has {[outputs, inputs]}")
+    numbers = _unpacked(words, bits, is_awq=True).T if is_awq else _unpacked(words.T, bits)[:, :inputs]
+    middle = 1 << (bits - 1)
+    if zeros is None:
+        if not is_symmetric:
+            raise ValueError("`qzeros` is missing")
+        points = torch.full_like(scales.T, middle, dtype=torch.uint8)
+    else:
+        points = _unpacked(zeros, bits, is_awq=is_awq).T[:outputs]
+        if not (is_awq or is_v2 or (is_symmetric and bool((points == middle).all()))):
+            points = (points + 1) & ((1 << bits) - 1)
+    return _weight(numbers, scales.T, points, bits)
+
+
+def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight:
+    """A weight of compressed-tensors', `pack-quantized`.
+
+    Args:
+        tensors: `weight_packed`, words [outputs, words], `weight_scale` [outputs, groups] and perhaps
+            `weight_zero_point`, words [words, groups], without which zero is zero.
+        shape: (outputs, inputs) of the layer.
+
+    Raises:
+        ValueError: if they fit no such layer, or have another number of bits than is read.
+    """
+    outputs, inputs = shape
+    words, scales, zeros = (
+        tensors.get(name) for name in ("weight_packed", "weight_scale", "weight_zero_point")
+    )
+    assert words is not None
+    assert scales is not None
+    if words.dim() != 2 or words.dtype != torch.int32 or words.shape[0] != outputs:
+        raise ValueError(f"`weight_packed` is {_told(words)} where the model has {[outputs, inputs]}")
+    bits = _bits(words.shape[1], inputs)
+    numbers = _unpacked(words, bits)[:, :inputs]
+    scales = scales.reshape(outputs, -1) if scales.numel() % outputs == 0 else scales
+    if zeros is None:
+        points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8)
+    else:
+        points = _unpacked(zeros.T, bits).T[:outputs]
+    return _weight(numbers, scales, points, bits)
+
+
+def from_int8(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight:
+    """A weight of compressed-tensors', `int-quantized`.
+
+    Args:
+        tensors: `weight`, int8 [outputs, inputs], `weight_scale`, one or [outputs, groups], and perhaps
+            `weight_zero_point`, int8, as many.
+        shape: (outputs, inputs) of the layer.
+
+    Raises:
+        ValueError: if they fit no such layer.
+    """
+    outputs, _ = shape
+    weight, scales, zeros = (tensors.get(name) for name in ("weight", "weight_scale", "weight_zero_point"))
+    assert weight is not None
+    assert scales is not None
+    if tuple(weight.shape) != shape:
+        raise ValueError(f"{list(weight.shape)} where the model has {list(shape)}")
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1).expand(outputs, 1)
+        zeros = None if zeros is None else zeros.reshape(1, 1).expand(outputs, 1)
+    scales = scales.reshape(outputs, -1) if scales.numel() % outputs == 0 else scales
+    points = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros.reshape(scales.shape)
+    return _weight(_unsigned(weight), scales, _unsigned(points), 8)
+
+
+def is_ordered(order: torch.Tensor, inputs: int) -> bool:
+    """Whether groups (`g_idx`, int [inputs]) are of inputs that are not neighbours."""
+    if order.numel() <= 1 or bool((order < 0).all()):  # there is none
+        return False
+    groups = int(order.max()) + 1
+    size = -(-inputs // groups)
+    return not torch.equal(order.long(), torch.arange(inputs, device=order.device) // size)
+
+
+def dequantized_by(order: torch.Tensor, weight: IntegerWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix [outputs, inputs] whose inputs are each of the group that `order`, int [inputs], says."""
+    group = weight.inputs // (int(order.max()) + 1)
+    first = torch.arange(int(order.max()) + 1, device=order.device) * group // weight.block
+    scales, zeros = (part[:, first][:, order.long()] for part in (weight.scales, weight.zeros))
+    return (weight.unpacked().float() - zeros).mul_(scales).to(dtype)
+
+
+def _weight(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> IntegerWeight:
+    inputs, groups = numbers.shape[1], scales.shape[-1]
+    if scales.dim() != 2 or inputs % groups:
+        raise ValueError(f"scales {list(scales.shape)} fit no weight {list(numbers.shape)}")
+    return IntegerWeight.of(numbers, scales, zeros, group=inputs // groups, bits=bits)
+
+
+def _bits(words: int, numbers: int) -> int:
+    """Of each of `numbers` in `words`."""
+    bits = words * _WORD_BITS // numbers
+    if bits not in (4, 8) or words != -(-numbers * bits // _WORD_BITS):
+        raise ValueError(f"{numbers} numbers in {words} words: those of four and of eight bits are read")
+    return bits
+
+
+def _unpacked(words: torch.Tensor, bits: int, *, is_awq: bool = False) -> torch.Tensor:
+    """uint8 [rows, numbers] of int32 [rows, words], the lowest bits first, or as AWQ has them."""
+    each = _WORD_BITS // bits
+    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32, device=words.device)
+    numbers = (words.unsqueeze(2) >> shifts & ((1 << bits) - 1)).to(torch.uint8)
+    if is_awq:
+        numbers = numbers[:, :, [AWQ_ORDER.index(output) for output in range(each)]]
+    return numbers.flatten(1)
+
+
+def _unsigned(numbers: torch.Tensor) -> torch.Tensor:
+    """uint8, of int8 numbers moved up by 128."""
+    return (numbers.to(torch.int16) + 128).to(torch.uint8)
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

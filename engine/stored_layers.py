@@ -1,0 +1,79 @@
+"""Which tensors of a checkpoint are quantized weights: their names and types decide, not the format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.checkpoint import Checkpoint, UnreadableCheckpoint
+
+Layout = Literal["fp8", "int8", "qweight", "packed"]
+"""Of e4m3 numbers; of signed integers of eight bits; GPTQ's or AWQ's; compressed-tensors' packed one."""
+
+# How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors, FBGEMM.
+_SCALES = ("weight_scale_inv", "weight_scale")
+_BY_KIND: dict[str, Layout] = {"F8_E4M3": "fp8", "I8": "int8"}
+_BY_NAME: dict[str, Layout] = {"qweight": "qweight", "weight_packed": "packed"}
+# What layouts have beside the numbers: what they must have, and what they may.
+_BESIDE: dict[Layout, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "int8": (("weight_scale",), ("weight_zero_point",)),
+    "qweight": (("scales",), ("qzeros", "g_idx")),
+    "packed": (("weight_scale",), ("weight_shape", "weight_zero_point", "weight_g_idx")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """A linear layer.
+
+    Attributes:
+        module: its name.
+        layout: how its weight is stored.
+        numbers: name of the tensor with the numbers, less the module's.
+        scales: the same of the scales.
+        beside: the same of the others, which are there.
+    """
+
+    module: str
+    layout: Layout
+    numbers: str
+    scales: str
+    beside: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> set[str]:
+        """Names of all."""
+        return {f"{self.module}.{part}" for part in (self.numbers, self.scales, *self.beside)}
+
+
+def stored_layers(checkpoint: Checkpoint) -> dict[str, StoredLayer]:
+    """The layers with quantized weights, by their modules' names.
+
+    Raises:
+        UnreadableCheckpoint: if one has no scales.
+    """
+    return {layer.module: layer for layer in _found(checkpoint)}
+
+
+def are_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether tensors show that there are such layers, even if config.json does not say so."""
+    return any(
+        name.rpartition(".")[2] in _BY_NAME or checkpoint.kind(name) == "F8_E4M3" for name in checkpoint.names
+    )
+
+
+def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
+    for name in sorted(checkpoint.names):
+        module, _, part = name.rpartition(".")
+        kind = checkpoint.kind(name)
+        layout = _BY_NAME.get(part) or _BY_KIND.get(kind)
+        if layout is None or part == "weight_zero_point":
+            continue
+        needed, more = _BESIDE.get(layout, ((), ()))
+        scales = next((one for one in needed or _SCALES if f"{module}.{one}" in checkpoint.names), None)
+        if scales is None or (layout in _BY_KIND.values() and part != "weight"):
+            bits = "eight" if layout in _BY_KIND.values() else "few"
+            raise UnreadableCheckpoint(f"`{name}` is of {bits} bits and has no scales beside it")
+        beside = tuple(one for one in more if f"{module}.{one}" in checkpoint.names)
+        yield StoredLayer(module, layout, part, scales, beside)

@@ -1,0 +1,205 @@
+"""Checkpoints with weights of integers give the logits that their numbers, zero points and scales mean."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from benchmarks.transformers_engine import load_model
+from engine.integer_formats import from_int8, from_packed, from_qweight
+from engine.loading import RunnerKind, UnsupportedModel, load_runner
+from engine.stored_linear import StoredLinear
+from tests.engine import integer_models, tiny_models
+from tests.engine.integer_models import Format
+from tests.engine.test_runners import logits_of
+
+# q[input, output] and zero points, in words as the packers of vLLM 0.32 (`gptq_pack`, `awq_pack`) and
+# compressed-tensors 0.17 (`pack_to_int32`) give them.
+INPUT, OUTPUT = torch.arange(16)[:, None], torch.arange(8)[None]
+NUMBERS = (5 * INPUT + 7 * OUTPUT + INPUT * OUTPUT) % 16
+ZEROS = (3 * INPUT[:2] + 7 * OUTPUT) % 16
+SCALES = torch.linspace(0.5, 2.0, 16).view(2, 8)
+MEANT = ((NUMBERS - ZEROS.repeat_interleave(8, 0)) * SCALES.repeat_interleave(8, 0)).T
+GPTQ = [
+    [1049950800, 459248599, -132498338, -707406379, -1299153316, -1621420077, 2081861722, 1506892241],
+    [-1239649576, 459248599, 1888662742, -707406379, 974714580, -1621420077, -190957358, 1506892241],
+]
+AWQ = [
+    *(324512992, -572697259, -1756164406, 1373222719, 459235492, -707454695, -1621376370, 1506900979),
+    *(324478056, -572662307, -1756133822, 1373192119, 459270188, -707423855, -1621407226, 1506931579),
+]
+AWQ_ZEROS = [324512992, 1183506195]
+PACKED_ZEROS = [440163952, 1299153315]
+EIGHT_BITS = [
+    [-1131123644, 1555336292, 2085923972, -1670099804],
+    [-1940083588, 1285319868, -1940083588, 1285319868],
+]
+
+
+def words(numbers: object) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def test_words_of_other_packers() -> None:
+    awq = {"qweight": words(AWQ)[:, None], "qzeros": words(AWQ_ZEROS)[:, None], "scales": SCALES}
+    weight = from_qweight(awq, (8, 16), is_symmetric=False, is_v2=False)
+    assert torch.equal(weight.dequantized(torch.float32), MEANT)
+    # Zero points along outputs, as GPTQ has them, too: by its second version, they are what they are.
+    gptq = {"qweight": words(GPTQ), "qzeros": words(PACKED_ZEROS)[:, None], "scales": SCALES}
+    weight = from_qweight(gptq, (8, 16), is_symmetric=False, is_v2=True)
+    assert torch.equal(weight.dequantized(torch.float32), MEANT)
+    weight = from_qweight(gptq, (8, 16), is_symmetric=False, is_v2=False)
+    assert torch.equal(weight.zeros[:, 0].int(), (ZEROS[0] + 1) % 16)
+    packed = {
+        "weight_packed": words(GPTQ).T.contiguous(),
+        "weight_scale": SCALES.T,
+        "weight_zero_point": words(PACKED_ZEROS)[None],
+    }
+    assert torch.equal(from_packed(packed, (8, 16)).dequantized(torch.float32), MEANT)
+    eight = {"weight_packed": words(EIGHT_BITS), "weight_scale": torch.ones(2, 1)}
+    expected = (NUMBERS.T[:2] * 8 - 60).float()
+    assert torch.equal(from_packed(eight, (2, 16)).dequantized(torch.float32), expected)
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_the_logits_are_those_of_the_numbers(format: Format, tmp_path: Path) -> None:
+    name = {"gptq": "llama", "awq": "qwen2", "packed": "llama_bias", "int8": "qwen3"}[format.split("-")[0]]
+    meant = integer_models.write(name, format, tmp_path / "stored")
+    plain = tiny_models.build(name)
+    with torch.no_grad():
+        for layer, matrix in meant.items():
+            plain.get_submodule(layer).weight.copy_(torch.from_numpy(matrix))
+    plain.save_pretrained(tmp_path / "plain")
+    expected = logits_of(load_runner(tmp_path / "plain", num_slots=128), 1)
+    before = logits_of(load_runner(tiny_models.write(name, tmp_path / "float"), num_slots=128), 1)
+    assert float((before[0] - expected[0]).abs().max()) > 1e-4
+    kinds: tuple[RunnerKind, ...] = ("lean", "hf") if format in ("gptq", "packed-ordered") else ("lean",)
+    for kind in kinds:  # each passes its self-test, too
+        found = logits_of(load_runner(tmp_path / "stored", num_slots=128, runner=kind), 1)
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_groups_of_inputs_that_are_no_neighbours_are_widened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    integer_models.write("llama", "gptq-ordered", tmp_path)
+    with caplog.at_level(logging.WARNING):
+        load_runner(tmp_path, num_slots=128)
+    assert "14 layers in" in caplog.text
+    assert "the inputs of a group are not neighbours in them (`desc_act`, `actorder`)" in caplog.text
+
+
+def test_references_are_plain_models(tmp_path: Path) -> None:
+    """What `bench lossless` compares with is Transformers' model on the numbers, without our layers."""
+    meant = integer_models.write("llama", "awq", tmp_path)
+    model = load_model(str(tmp_path), "float32")
+    assert not any(isinstance(module, StoredLinear) for module in model.modules())
+    for layer, matrix in meant.items():
+        module = model.get_submodule(layer)
+        assert isinstance(module, nn.Linear)
+        assert torch.equal(module.weight.cpu(), torch.from_numpy(matrix))
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("format", "change", "message"),
+    [
+        ("gptq", lambda t: t.pop(f"{LAYER}.scales"), rf"`{LAYER}.qweight` is of few bits and has no scales"),
+        ("gptq-v2", lambda t: t.pop(f"{LAYER}.qzeros"), rf"`{LAYER}` in .*: `qzeros` is missing"),
+        (
+            "gptq",
+            lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][:, :40].contiguous()}),
+            r"`qweight` \[4, 40\] where the model has \[48, 32\]",
+        ),
+        (
+            "gptq",
+            lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][:3].contiguous()}),
+            "32 numbers in 3 words: those of four and of eight bits are read",
+        ),
+        (
+            "gptq",
+            lambda t: t.update({f"{LAYER}.scales": torch.ones(5, 48)}),
+            r"scales \[48, 5\] fit no weight \[48, 32\]",
+        ),
+        (
+            "awq",
+            lambda t: t.update({f"{LAYER}.scales": torch.ones(2, 40)}),
+            r"`scales` \[2, 40\] where the model has \[48, 32\]",
+        ),
+        (
+            "awq",
+            lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"].float()}),
+            r"`qweight` is float32 \[32, 6\], no matrix of words",
+        ),
+        (
+            "awq",
+            lambda t: t.update({f"{LAYER}.qweight": torch.zeros(32, 12, dtype=torch.int32)}),
+            "AWQ's weights are read with four bits, not 8",
+        ),
+        ("gptq", lambda t: t.update({f"{LAYER}.bias": torch.ones(48)}), "a bias too many"),
+        (
+            "packed",
+            lambda t: t.update({f"{LAYER}.weight_packed": t[f"{LAYER}.weight_packed"][:40].contiguous()}),
+            r"`weight_packed` is int32 \[40, 4\] where the model has \[48, 32\]",
+        ),
+        (
+            "packed-asymmetric",
+            lambda t: t.update({f"{LAYER}.weight_zero_point": torch.zeros(6, 3, dtype=torch.int32)}),
+            r"zero points \[48, 3\] fit no weight \[48, 32\] in groups of 16",
+        ),
+        (
+            "int8",
+            lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:40].contiguous()}),
+            r"\[40, 32\] where the model has \[48, 32\]",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_named(
+    format: Format, change: Callable[[Tensors], object], message: str, tmp_path: Path
+) -> None:
+    integer_models.write("llama", format, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=message):
+        load_runner(tmp_path, num_slots=128)
+
+
+@pytest.mark.parametrize(
+    ("format", "about", "message"),
+    [
+        ("awq", {"version": "gemv"}, "AWQ's packing 'gemv' is not read, only 'gemm'"),
+        ("gptq", {"checkpoint_format": "marlin"}, "GPTQ's packing 'marlin' is not read"),
+    ],
+)
+def test_other_packings_are_refused(
+    format: Format, about: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    integer_models.write("llama", format, tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= about
+    file.write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=message):
+        load_runner(tmp_path, num_slots=128)
+
+
+def test_one_scale_for_all() -> None:
+    weight = from_int8(
+        {"weight": torch.tensor([[-128, 0], [1, 127]], dtype=torch.int8), "weight_scale": torch.tensor(0.5)},
+        (2, 2),
+    )
+    assert weight.dequantized(torch.float32).tolist() == [[-64.0, 0.0], [0.5, 63.5]]
