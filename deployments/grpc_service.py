@@ -193,10 +193,12 @@ class GenerationService:
 
     async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
         """What the server is; it answers also while it is not ready, but then without the model."""
-        with self._admitted(metadata):
+        with self._admitted(metadata) as grant:
             response = pb.DescribeResponse(version=flotilla_version())
         with contextlib.suppress(ApiError):
-            response.model.CopyFrom(mapping.model(await self._service.ready()))
+            info = grant.seen(await self._service.ready())
+            if info.models:
+                response.model.CopyFrom(mapping.model(info, info.models[0]))
             response.ready = True
         return response
 

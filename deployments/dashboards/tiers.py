@@ -178,14 +178,24 @@ def tier_board(target: float) -> Board:
                         "Mean.",
                         "none",
                         (mean("flotilla_request_prompt_tokens", "tier", TIERS), "{{tier}}"),
-                        width=12,
                     ),
                     series(
                         "Output tokens of a request",
                         "Mean.",
                         "none",
                         (mean("flotilla_request_output_tokens", "tier", TIERS), "{{tier}}"),
-                        width=12,
+                    ),
+                    series(
+                        "Ended, by model",
+                        "Of all tiers: the target, and its LoRA adapters.",
+                        "reqps",
+                        (
+                            'label_replace('
+                            + rate("flotilla_adapter_requests_total", "adapter")
+                            + ', "adapter", "target", "adapter", "")',
+                            "{{adapter}}",
+                        ),
+                        is_stacked=True,
                     ),
                 ),
             ),

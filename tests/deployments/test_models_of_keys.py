@@ -76,6 +76,8 @@ async def test_the_same_over_grpc(service: ApiService, authenticator: Authentica
     for key, seen in SEEN.items():
         metadata = {"authorization": f"Bearer {KEYS[key]}"}
         assert [one.id for one in (await grpc.list_models(metadata)).models] == seen
+        described = await grpc.describe(metadata)
+        assert (described.ready, described.model.id) == (True, seen[0] if seen else "")
         for model in ("demo", "terse"):
             asked = pb.GenerateRequest(prompt="hi", model=model, max_tokens=4)
             if model in seen:
