@@ -15,15 +15,16 @@ _WORD_BITS = 32
 
 def from_qweight(
     tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], *, is_symmetric: bool, is_v2: bool
-) -> IntegerWeight:
-    """A weight of GPTQ's or AWQ's.
+) -> IntegerWeight | torch.Tensor:
+    """A weight of GPTQ's or AWQ's; a matrix of floats if its groups are of inputs that are not neighbours.
 
     GPTQ packs neighbouring inputs into a word, AWQ neighbouring outputs; which it is the shape tells. GPTQ's
     zero points are one too small, but for its second version (`gptq_v2`). Some tools store those of the
     second under the name of the first, which shows where the weights are symmetric.
 
     Args:
-        tensors: `qweight`, `scales` [groups, outputs] and perhaps `qzeros`, words of integers.
+        tensors: `qweight`, `scales` [groups, outputs] and perhaps `qzeros`, words of integers, and `g_idx`
+            [inputs], the group of each.
         shape: (outputs, inputs) of the layer.
         is_symmetric: the checkpoint says that all zero points are the middle of what integers there are.
         is_v2: the checkpoint says that zero points are what they are.
@@ -53,15 +54,15 @@ def from_qweight(
         points = _unpacked(zeros, bits, is_awq=is_awq).T[:outputs]
         if not (is_awq or is_v2 or (is_symmetric and bool((points == middle).all()))):
             points = (points + 1) & ((1 << bits) - 1)
-    return _weight(numbers, scales.T, points, bits)
+    return _weight(numbers, scales.T, points, bits, tensors.get("g_idx"))
 
 
-def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight:
-    """A weight of compressed-tensors', `pack-quantized`.
+def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight | torch.Tensor:
+    """A weight of compressed-tensors', `pack-quantized`; see `from_qweight`.
 
     Args:
         tensors: `weight_packed`, words [outputs, words], `weight_scale` [outputs, groups] and perhaps
-            `weight_zero_point`, words [words, groups], without which zero is zero.
+            `weight_zero_point`, words [words, groups], without which zero is zero, and `weight_g_idx`.
         shape: (outputs, inputs) of the layer.
 
     Raises:
@@ -82,10 +83,10 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
         points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8)
     else:
         points = _unpacked(zeros.T, bits).T[:outputs]
-    return _weight(numbers, scales, points, bits)
+    return _weight(numbers, scales, points, bits, tensors.get("weight_g_idx"))
 
 
-def from_int8(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight:
+def from_int8(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight | torch.Tensor:
     """A weight of compressed-tensors', `int-quantized`.
 
     Args:
@@ -110,28 +111,29 @@ def from_int8(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> In
     return _weight(_unsigned(weight), scales, _unsigned(points), 8)
 
 
-def is_ordered(order: torch.Tensor, inputs: int) -> bool:
-    """Whether groups (`g_idx`, int [inputs]) are of inputs that are not neighbours."""
-    if order.numel() <= 1 or bool((order < 0).all()):  # there is none
-        return False
-    groups = int(order.max()) + 1
-    size = -(-inputs // groups)
-    return not torch.equal(order.long(), torch.arange(inputs, device=order.device) // size)
+def _weight(
+    numbers: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    bits: int,
+    order: torch.Tensor | None = None,
+) -> IntegerWeight | torch.Tensor:
+    """Of numbers [outputs, inputs], with scales and zeros [outputs, groups] of neighbouring inputs.
 
-
-def dequantized_by(order: torch.Tensor, weight: IntegerWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix [outputs, inputs] whose inputs are each of the group that `order`, int [inputs], says."""
-    group = weight.inputs // (int(order.max()) + 1)
-    first = torch.arange(int(order.max()) + 1, device=order.device) * group // weight.block
-    scales, zeros = (part[:, first][:, order.long()] for part in (weight.scales, weight.zeros))
-    return (weight.unpacked().float() - zeros).mul_(scales).to(dtype)
-
-
-def _weight(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> IntegerWeight:
+    With `order` [inputs], the group of each, it is a matrix of floats if they are of others.
+    """
     inputs, groups = numbers.shape[1], scales.shape[-1]
     if scales.dim() != 2 or inputs % groups:
         raise ValueError(f"scales {list(scales.shape)} fit no weight {list(numbers.shape)}")
-    return IntegerWeight.of(numbers, scales, zeros, group=inputs // groups, bits=bits)
+    weight = IntegerWeight.of(numbers, scales, zeros, group=inputs // groups, bits=bits)
+    if order is None or order.numel() <= 1 or bool((order < 0).all()):  # there is none
+        return weight
+    if order.shape != (inputs,) or not 0 <= int(order.min()) <= int(order.max()) < groups:
+        raise ValueError(f"`g_idx` {list(order.shape)} names no groups of {groups} for {inputs} inputs")
+    order = order.long()
+    if torch.equal(order, torch.arange(inputs, device=order.device) // (inputs // groups)):
+        return weight
+    return (numbers.float() - zeros[:, order]).mul_(scales.float()[:, order])
 
 
 def _bits(words: int, numbers: int) -> int:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
-from engine.integer_formats import dequantized_by, from_int8, from_packed, from_qweight, is_ordered
+from engine.integer_formats import from_int8, from_packed, from_qweight
 from engine.integer_module import StoredIntegerLinear
 from engine.quantized_files import NOTHING_READ
 from engine.stored_layers import StoredLayer, stored_layers
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 # Scales of what is not quantized here (rows, keys and values), and what models make themselves.
 _UNUSED = re.compile(
-    r"\.(input_scale|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
+    r"\.(input_scale|input_zero_point|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
     r"|rotary_emb\.inv_freq)$"
 )
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -210,9 +210,8 @@ def _read(
             is_symmetric=bool(described.get("sym")),
             is_v2=described.get("checkpoint_format") == "gptq_v2",
         )
-    order = tensors.get("g_idx", tensors.get("weight_g_idx"))
-    if order is not None and is_ordered(order, shape[1]):
-        return plain_linear(dequantized_by(order, weight, dtype), bias)
+    if isinstance(weight, torch.Tensor):
+        return plain_linear(weight.to(dtype), bias)
     return StoredIntegerLinear(weight, bias)
 
 

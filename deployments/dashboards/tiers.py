@@ -190,7 +190,7 @@ def tier_board(target: float) -> Board:
                         "Of all tiers: the target, and its LoRA adapters.",
                         "reqps",
                         (
-                            'label_replace('
+                            "label_replace("
                             + rate("flotilla_adapter_requests_total", "adapter")
                             + ', "adapter", "target", "adapter", "")',
                             "{{adapter}}",

@@ -15,6 +15,7 @@ from torch import nn
 
 from benchmarks.transformers_engine import load_model
 from engine.integer_formats import from_int8, from_packed, from_qweight
+from engine.integer_weight import IntegerWeight
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.stored_linear import StoredLinear
 from tests.engine import integer_models, tiny_models
@@ -48,25 +49,30 @@ def words(numbers: object) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
+def integers(weight: IntegerWeight | torch.Tensor) -> IntegerWeight:
+    assert isinstance(weight, IntegerWeight)
+    return weight
+
+
 def test_words_of_other_packers() -> None:
     awq = {"qweight": words(AWQ)[:, None], "qzeros": words(AWQ_ZEROS)[:, None], "scales": SCALES}
-    weight = from_qweight(awq, (8, 16), is_symmetric=False, is_v2=False)
+    weight = integers(from_qweight(awq, (8, 16), is_symmetric=False, is_v2=False))
     assert torch.equal(weight.dequantized(torch.float32), MEANT)
     # Zero points along outputs, as GPTQ has them, too: by its second version, they are what they are.
     gptq = {"qweight": words(GPTQ), "qzeros": words(PACKED_ZEROS)[:, None], "scales": SCALES}
-    weight = from_qweight(gptq, (8, 16), is_symmetric=False, is_v2=True)
+    weight = integers(from_qweight(gptq, (8, 16), is_symmetric=False, is_v2=True))
     assert torch.equal(weight.dequantized(torch.float32), MEANT)
-    weight = from_qweight(gptq, (8, 16), is_symmetric=False, is_v2=False)
+    weight = integers(from_qweight(gptq, (8, 16), is_symmetric=False, is_v2=False))
     assert torch.equal(weight.zeros[:, 0].int(), (ZEROS[0] + 1) % 16)
     packed = {
         "weight_packed": words(GPTQ).T.contiguous(),
         "weight_scale": SCALES.T,
         "weight_zero_point": words(PACKED_ZEROS)[None],
     }
-    assert torch.equal(from_packed(packed, (8, 16)).dequantized(torch.float32), MEANT)
+    assert torch.equal(integers(from_packed(packed, (8, 16))).dequantized(torch.float32), MEANT)
     eight = {"weight_packed": words(EIGHT_BITS), "weight_scale": torch.ones(2, 1)}
     expected = (NUMBERS.T[:2] * 8 - 60).float()
-    assert torch.equal(from_packed(eight, (2, 16)).dequantized(torch.float32), expected)
+    assert torch.equal(integers(from_packed(eight, (2, 16))).dequantized(torch.float32), expected)
 
 
 @pytest.mark.parametrize("format", get_args(Format))
@@ -150,6 +156,16 @@ Tensors = dict[str, torch.Tensor]
         ),
         ("gptq", lambda t: t.update({f"{LAYER}.bias": torch.ones(48)}), "a bias too many"),
         (
+            "gptq-ordered",
+            lambda t: t.update({f"{LAYER}.g_idx": t[f"{LAYER}.g_idx"] + 1}),
+            r"`g_idx` \[32\] names no groups of 2 for 32 inputs",
+        ),
+        (
+            "packed-ordered",
+            lambda t: t.update({f"{LAYER}.weight_g_idx": t[f"{LAYER}.weight_g_idx"][:20].contiguous()}),
+            r"`g_idx` \[20\] names no groups of 2 for 32 inputs",
+        ),
+        (
             "packed",
             lambda t: t.update({f"{LAYER}.weight_packed": t[f"{LAYER}.weight_packed"][:40].contiguous()}),
             r"`weight_packed` is int32 \[40, 4\] where the model has \[48, 32\]",
@@ -198,8 +214,6 @@ def test_other_packings_are_refused(
 
 
 def test_one_scale_for_all() -> None:
-    weight = from_int8(
-        {"weight": torch.tensor([[-128, 0], [1, 127]], dtype=torch.int8), "weight_scale": torch.tensor(0.5)},
-        (2, 2),
-    )
+    numbers = torch.tensor([[-128, 0], [1, 127]], dtype=torch.int8)
+    weight = integers(from_int8({"weight": numbers, "weight_scale": torch.tensor(0.5)}, (2, 2)))
     assert weight.dequantized(torch.float32).tolist() == [[-64.0, 0.0], [0.5, 63.5]]
