@@ -198,7 +198,7 @@ check)
     # ours is compared, writes behind its memory, and that is the end of the process.
     beside memcheck "$limit" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $pytest \
         tests/gpu/test_runners_on_gpu.py tests/gpu/test_verify_on_gpu.py tests/gpu/test_captured_layers_on_gpu.py \
-        -k '(triton-dtype and padded_attention and not dtype2) or eight_bits and dtype1 or decisions or padded_to_a_larger'
+        -k '(triton-dtype and padded_attention and not dtype2) or quantized_weights and dtype1 or decisions or padded_to_a_larger'
     # What the other call measures, to see that it runs: beside all this no time counts.
     beside try-profile "$limit" python3 -c "$cli" profile --json "$found/try-profile.json"
     beside try-engine "$limit" python3 -c "$benches" engine --no-processes --batch 1 --batch 4 --rounds 1 \
@@ -241,11 +241,13 @@ measure)
     part bfloat16-ties 90 python3 -m benchmarks.bfloat16_ties --device cuda --json "$found/bfloat16-ties.json"
     forward forward-70b-fp8 90 70b triton --quantization fp8
     forward forward-32b 60 32b triton
+    forward forward-8b-int4 30 8b triton --quantization int4
     forward forward-8b-fp8 30 8b triton --quantization fp8
     forward forward-8b-padded 30 8b padded
     forward forward-1b-fp8 30 1b triton --quantization fp8
     part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
-    part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
+    part fp8-tiles 75 python3 -m benchmarks.product_tiles --json "$found/fp8-tiles.json"
+    part int4-tiles 75 python3 -m benchmarks.product_tiles --quantization int4 --json "$found/int4-tiles.json"
     ;;
 serve)
     share

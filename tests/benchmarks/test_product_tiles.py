@@ -1,4 +1,4 @@
-"""The search for tiles of products in eight bits, by Triton's interpreter, with few weights."""
+"""The search for tiles of products with quantized weights, by Triton's interpreter, with few weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks import fp8_tiles, kernel_search
+from benchmarks import kernel_search, product_tiles
 from benchmarks.forward_floor import SHAPES, Sizes
-from benchmarks.fp8_tiles import (
+from benchmarks.product_tiles import (
     ROWS,
     kernels_of,
     products_of,
@@ -20,6 +20,7 @@ from benchmarks.fp8_tiles import (
     ways_of,
 )
 from engine.fp8_product import Fp8Product
+from engine.quantization import Quantization
 from engine.tiled_product import Tile, tile_of
 from tests import emulated_cuda
 
@@ -31,22 +32,26 @@ FEW = [Tile(32, 16, 2, 4), Tile(64, 32, 4, 3)]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles and a small shape: a program takes the interpreter a millisecond."""
-    monkeypatch.setattr(fp8_tiles, "tiles", lambda rows: FEW)
-    monkeypatch.setattr(fp8_tiles, "_LEAST_PROGRAMS", 1)
-    monkeypatch.setattr(fp8_tiles, "_LEAST_LAUNCHES", 3)
-    monkeypatch.setattr(fp8_tiles, "SPLIT_ROWS", 4)
+    monkeypatch.setattr(product_tiles, "tiles", lambda rows: FEW)
+    monkeypatch.setattr(product_tiles, "_LEAST_PROGRAMS", 1)
+    monkeypatch.setattr(product_tiles, "_LEAST_LAUNCHES", 3)
+    monkeypatch.setattr(product_tiles, "SPLIT_ROWS", 4)
     monkeypatch.setattr(kernel_search, "BEYOND_CACHES", 1)
     monkeypatch.setitem(SHAPES, "small", Sizes(2, 256, 2, 1, 64, 128, 512))
-    fp8_tiles._small.cache_clear()
+    product_tiles._small.cache_clear()
 
 
 @only_without_gpu
 @pytest.mark.parametrize(
-    ("device", "dtype", "all_rows"),
-    [("cpu", torch.float16, (5,)), pytest.param("cuda", torch.float32, (1,), marks=pytest.mark.thorough)],
+    ("quantization", "device", "dtype", "all_rows"),
+    [
+        ("fp8", "cpu", torch.float16, (5,)),
+        ("int4", "cpu", torch.float16, (5,)),
+        pytest.param("fp8", "cuda", torch.float32, (1,), marks=pytest.mark.thorough),
+    ],
 )
 def test_ways_are_measured_and_none_is_wrong(
-    small: None, device: str, dtype: torch.dtype, all_rows: tuple[int, ...]
+    small: None, quantization: Quantization, device: str, dtype: torch.dtype, all_rows: tuple[int, ...]
 ) -> None:
     shown: list[str] = []
 
@@ -56,6 +61,7 @@ def test_ways_are_measured_and_none_is_wrong(
             all_rows=all_rows,
             device=device,
             dtype=dtype,
+            quantization=quantization,
             repeats=1,
             workers=0,
             show=shown.append,
@@ -93,7 +99,7 @@ def test_a_way_that_is_wrong_or_fails_is_told(small: None, monkeypatch: pytest.M
             raise RuntimeError("too large")
         return usual(self, x, tile=tile, splits=splits) * (1.02 if tile == FEW[1] else 1.0)
 
-    monkeypatch.setattr(fp8_tiles, "compile_kernel", lambda kernel, device, dtype: None)
+    monkeypatch.setattr(product_tiles, "compile_kernel", lambda kernel, device, dtype, quantization: None)
     monkeypatch.setattr(Fp8Product, "__call__", broken)
     shown: list[str] = []
     record = run(
@@ -113,7 +119,7 @@ def test_a_way_that_is_wrong_or_fails_is_told(small: None, monkeypatch: pytest.M
 
 
 def test_kernels_that_cannot_be_launched_are_left_out(small: None) -> None:
-    with mock.patch.object(fp8_tiles, "compile_all", lambda kernels, *_: dict.fromkeys(kernels, "no")):
+    with mock.patch.object(product_tiles, "compile_all", lambda kernels, *_: dict.fromkeys(kernels, "no")):
         record = run(shape="small", all_rows=(1,), device="cpu", repeats=1, show=lambda line: None)
     assert [result["found"] for result in record["results"]] == [[]] * 4
     assert "today" not in table(record["results"][0])

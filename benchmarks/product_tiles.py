@@ -1,4 +1,4 @@
-"""Which tiles and splits weights of eight bits are multiplied fastest with: `python -m benchmarks.fp8_tiles`.
+"""Which tiles and splits quantized weights are multiplied fastest with: `python -m benchmarks.product_tiles`.
 
 For the four products of a layer, in bfloat16, by numbers of rows, beside cuBLAS with weights of bfloat16.
 Times are of a captured launch, with the sum of its splits, among those with other copies of the weight, so
@@ -9,13 +9,14 @@ per core.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import itertools
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,9 +26,10 @@ from benchmarks import kernel_search
 from benchmarks.forward_floor import SHAPES, Sizes
 from benchmarks.kernel_search import Graphs, bandwidth_of, compile_all, show_unfit
 from engine.devices import synchronize
-from engine.fp8 import BLOCK, Fp8Weight, quantized
-from engine.fp8_product import Fp8Product
-from engine.tiled_product import SPLIT_ROWS, Tile, num_splits, tile_of
+from engine.quantization import Quantization
+from engine.quantized_linear import product_of
+from engine.rounding import rounded
+from engine.tiled_product import INPUTS_TILE, SPLIT_ROWS, Tile, TiledProduct, num_splits, tile_of
 
 _T = TypeVar("_T")
 
@@ -125,7 +127,7 @@ def splits_of(outputs: int, inputs: int, rows: int, tile: Tile) -> list[int]:
     """Plausible numbers of splits for a product with so many rows, the one that is made today first."""
     if rows > SPLIT_ROWS:
         return [1]
-    blocks = -(-inputs // BLOCK)
+    blocks = -(-inputs // INPUTS_TILE)
     today = num_splits(outputs, blocks)
     usual = -(-rows // tile.rows) * -(-outputs // tile.outputs)
     most = min(blocks, max(1, _MOST_PROGRAMS // usual))
@@ -152,19 +154,19 @@ def kernels_of(sizes: Sizes, all_rows: Sequence[int], dtype: torch.dtype = torch
 
 
 @functools.cache
-def _small(device: str, dtype: torch.dtype) -> tuple[Fp8Product, torch.Tensor]:
+def _small(device: str, dtype: torch.dtype, quantization: Quantization) -> tuple[TiledProduct, torch.Tensor]:
     """A product of two blocks of inputs and a row, to compile kernels with."""
-    weight = quantized(torch.ones(BLOCK, 2 * BLOCK, device=device))
-    return Fp8Product(weight), torch.ones(1, 2 * BLOCK, dtype=dtype, device=device)
+    weight = rounded(torch.ones(INPUTS_TILE, 2 * INPUTS_TILE, device=device), quantization)
+    return product_of(weight), torch.ones(1, 2 * INPUTS_TILE, dtype=dtype, device=device)
 
 
 @torch.inference_mode()
-def compile_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> str | None:
+def compile_kernel(kernel: Kernel, device: str, dtype: torch.dtype, quantization: Quantization) -> str | None:
     """Compile one by a launch with few weights; what is wrong if it cannot be launched."""
     from triton.errors import TritonError
 
     try:
-        product, x = _small(device, dtype)
+        product, x = _small(device, dtype, quantization)
         product(x, tile=kernel.tile, splits=2 if kernel.is_split else 1)
         synchronize(torch.device(device))
     except (TritonError, RuntimeError) as error:  # too large, or beyond what the compiler can do
@@ -173,23 +175,34 @@ def compile_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> str | Non
 
 
 class Case:
-    """A product of random numbers, with copies of its weight in eight bits and wide."""
+    """A product of random numbers, with copies of its weight quantized and wide.
 
-    def __init__(self, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype, graphs: Graphs):
+    Attributes:
+        weight_bytes: of the quantized weight.
+    """
+
+    def __init__(
+        self,
+        outputs: int,
+        inputs: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        graphs: Graphs,
+        quantization: Quantization,
+    ) -> None:
         """Allocate as many copies as are gone through before the first is used again."""
         generator = torch.Generator(device=device).manual_seed(0)
         made = torch.empty(outputs, inputs, device=device).normal_(0, inputs**-0.5, generator=generator)
-        weight = quantized(made)
+        weight = rounded(made, quantization)
         del made
+        parts = (getattr(weight, field.name) for field in fields(weight))
+        self.weight_bytes = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         self._generator, self._graphs, self._device, self._dtype = generator, graphs, device, dtype
         self._inputs = inputs
-        self._products = [
-            Fp8Product(Fp8Weight(weight.numbers.clone(), weight.scales.clone(), weight.block))
-            for _ in range(self._copies(weight.numbers))
-        ]
+        self._products = [product_of(copy.deepcopy(weight)) for _ in range(self._copies(self.weight_bytes))]
         self._exact = weight.dequantized(torch.float32)
         plain = self._exact.to(dtype).T.contiguous()
-        self._plain = [plain.clone() for _ in range(self._copies(plain))]
+        self._plain = [plain.clone() for _ in range(self._copies(plain.nbytes))]
 
     def rows(self, number: int) -> None:
         """Take so many rows from now on."""
@@ -198,13 +211,13 @@ class Case:
         self._expected = self._x.float() @ self._exact.T
 
     def measure(self, tile: Tile, splits: int, repeats: int) -> Found:
-        """Median microseconds of a product in eight bits, and its error.
+        """Median microseconds of a product with the quantized weight, and its error.
 
         Raises:
             triton.errors.TritonError, RuntimeError: if it cannot be launched.
         """
 
-        def multiply(product: Fp8Product) -> torch.Tensor:
+        def multiply(product: TiledProduct) -> torch.Tensor:
             return product(self._x, tile=tile, splits=splits)
 
         return Found(tile, splits, *self._measured(multiply, self._products, repeats))
@@ -226,10 +239,10 @@ class Case:
 
         return self._graphs.seconds(compute, repeats) / launches * 1e6, error
 
-    def _copies(self, weight: torch.Tensor) -> int:
+    def _copies(self, weight_bytes: int) -> int:
         if self._device.type != "cuda":
             return 2
-        return 1 + -(-kernel_search.BEYOND_CACHES // weight.nbytes)
+        return 1 + -(-kernel_search.BEYOND_CACHES // weight_bytes)
 
 
 @torch.inference_mode()
@@ -239,6 +252,7 @@ def run(
     all_rows: Sequence[int] = ROWS,
     device: str = "cuda",
     dtype: torch.dtype = torch.bfloat16,
+    quantization: Quantization = "fp8",
     repeats: int = 12,
     workers: int | None = None,
     show: Callable[[str], object] = print,
@@ -250,14 +264,18 @@ def run(
     sizes = SHAPES[shape]
     kernels = kernels_of(sizes, all_rows, dtype)
     workers = (os.cpu_count() or 1) if workers is None else workers
-    wrong = compile_all(kernels, functools.partial(compile_kernel, device=device, dtype=dtype), workers)
+    wrong = compile_all(
+        kernels,
+        functools.partial(compile_kernel, device=device, dtype=dtype, quantization=quantization),
+        workers,
+    )
     show_unfit(wrong, time.perf_counter() - start, show)
     where = torch.device(device)
     bandwidth = bandwidth_of(where)
     graphs = Graphs(where)
     results = []
     for name, (outputs, inputs) in products_of(sizes).items():
-        case = Case(outputs, inputs, where, dtype, graphs)
+        case = Case(outputs, inputs, where, dtype, graphs, quantization)
         for rows in all_rows:
             case.rows(rows)
             ways = ways_of(outputs, inputs, rows, dtype)
@@ -275,7 +293,7 @@ def run(
                 "outputs": outputs,
                 "inputs": inputs,
                 "rows": rows,
-                "floor_us": outputs * inputs / bandwidth * 1e6,
+                "floor_us": case.weight_bytes / bandwidth * 1e6,
                 "today": {"tile": asdict(ways[0][0]), "splits": ways[0][1]},
                 "cublas": {"us": cublas_us, "error": cublas_error, "differs": _is_wrong(cublas_error)},
                 "found": [
@@ -290,6 +308,7 @@ def run(
     return {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else device,
         "shape": shape,
+        "quantization": quantization,
         "dtype": str(dtype).removeprefix("torch."),
         "bytes_per_second": bandwidth,
         "results": results,
@@ -354,8 +373,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the record")
     parser.add_argument("--shape", choices=("8b", "1b"), default="8b", help="sizes of Llama 3.1 8B or 3.2 1B")
+    parser.add_argument("--quantization", choices=("fp8", "int4"), default="fp8", help="of the weights")
     options = parser.parse_args()
-    record = run(shape=options.shape)
+    record = run(shape=options.shape, quantization=options.quantization)
     if options.json is not None:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
