@@ -36,7 +36,8 @@ def _halves_of_bytes(exponent: str, kind: str, one: str) -> str:
 #: 128 and the number in bfloat16; 1024 and the number in float16.
 TO_BFLOAT16 = tl.constexpr(_halves_of_bytes("0x43434343", "bf16x2", "0x3F803F80"))
 TO_FLOAT16 = tl.constexpr(_halves_of_bytes("0x64646464", "f16x2", "0x3C003C00"))
-REGISTERS = tl.constexpr("=r,=r,=r,=r,r,r,r")
+# Written before all that is given has been read.
+REGISTERS = tl.constexpr("=&r,=&r,=&r,=&r,r,r,r")
 
 
 @triton.jit
