@@ -16,7 +16,7 @@ _WORD_BITS = 32
 def from_qweight(
     tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], *, is_symmetric: bool, is_v2: bool
 ) -> IntegerWeight | torch.Tensor:
-    """A weight of GPTQ's or AWQ's; a matrix of floats if its groups are of inputs that are not neighbours.
+    """A weight of GPTQ's or AWQ's; a matrix of floats if not all groups are of equally many inputs.
 
     GPTQ packs neighbouring inputs into a word, AWQ neighbouring outputs; which it is the shape tells. GPTQ's
     zero points are one too small, but for its second version (`gptq_v2`). Some tools store those of the
@@ -120,20 +120,23 @@ def _weight(
 ) -> IntegerWeight | torch.Tensor:
     """Of numbers [outputs, inputs], with scales and zeros [outputs, groups] of neighbouring inputs.
 
-    With `order` [inputs], the group of each, it is a matrix of floats if they are of others.
+    With `order` [inputs] the group of each is that. A matrix of floats if groups are not of equally many.
     """
     inputs, groups = numbers.shape[1], scales.shape[-1]
     if scales.dim() != 2 or inputs % groups:
         raise ValueError(f"scales {list(scales.shape)} fit no weight {list(numbers.shape)}")
-    weight = IntegerWeight.of(numbers, scales, zeros, group=inputs // groups, bits=bits)
+    size = inputs // groups
     if order is None or order.numel() <= 1 or bool((order < 0).all()):  # there is none
-        return weight
+        return IntegerWeight.of(numbers, scales, zeros, group=size, bits=bits)
     if order.shape != (inputs,) or not 0 <= int(order.min()) <= int(order.max()) < groups:
         raise ValueError(f"`g_idx` {list(order.shape)} names no groups of {groups} for {inputs} inputs")
     order = order.long()
-    if torch.equal(order, torch.arange(inputs, device=order.device) // (inputs // groups)):
-        return weight
-    return (numbers.float() - zeros[:, order]).mul_(scales.float()[:, order])
+    if bool((torch.bincount(order, minlength=groups) != size).any()):
+        return (numbers.float() - zeros[:, order]).mul_(scales.float()[:, order])
+    columns = torch.argsort(order, stable=True)
+    if torch.equal(columns, torch.arange(inputs, device=order.device)):
+        return IntegerWeight.of(numbers, scales, zeros, group=size, bits=bits)
+    return IntegerWeight.of(numbers[:, columns], scales, zeros, group=size, bits=bits, order=columns)
 
 
 def _bits(words: int, numbers: int) -> int:

@@ -13,8 +13,10 @@ class StoredIntegerLinear(StoredLinear):
     """See `StoredLinear`.
 
     Attributes:
-        numbers, scales, zeros: as `IntegerWeight` has them.
+        numbers, scales, zeros, order: as `IntegerWeight` has them.
     """
+
+    order: torch.Tensor | None
 
     def __init__(self, weight: IntegerWeight, bias: torch.Tensor | None) -> None:
         """Hold `weight`."""
@@ -23,8 +25,9 @@ class StoredIntegerLinear(StoredLinear):
         self.numbers = nn.Parameter(weight.numbers, requires_grad=False)
         self.scales = nn.Parameter(weight.scales, requires_grad=False)
         self.zeros = nn.Parameter(weight.zeros, requires_grad=False)
+        self.order = None if weight.order is None else nn.Parameter(weight.order, requires_grad=False)
 
     @property
     def matrix(self) -> IntegerWeight:
         """The weight."""
-        return IntegerWeight(self.numbers, self.scales, self.zeros, self.in_features, self._bits)
+        return IntegerWeight(self.numbers, self.scales, self.zeros, self.in_features, self._bits, self.order)

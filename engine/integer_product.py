@@ -34,7 +34,11 @@ class IntegerProduct(TiledProduct):
                 f"kernel takes powers of two from {least}; another number of ranks cuts them elsewhere"
             )
         self._tensors = tuple(part.contiguous() for part in (weight.numbers, weight.scales, weight.zeros))
+        self._order = weight.order
         super().__init__(*weight.shape, weight.scales.shape[1])
+
+    def _taken(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._order is None else x.index_select(1, self._order)
 
     def _kernel(self, x: torch.Tensor) -> tuple[Any, tuple[torch.Tensor, ...], dict[str, Any]]:
         kernels: Any = importlib.import_module("engine.integer_kernels")

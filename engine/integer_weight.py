@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,7 @@ class IntegerWeight:
         zeros: uint8 [outputs, blocks].
         inputs: of the matrix.
         bits: of a number, 4 or 8.
+        order: which input each column is of, int64 [inputs]; None where they follow each other.
     """
 
     numbers: torch.Tensor
@@ -31,12 +32,22 @@ class IntegerWeight:
     zeros: torch.Tensor
     inputs: int
     bits: int
+    order: torch.Tensor | None = None
 
     @classmethod
     def of(
-        cls, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *, group: int, bits: int
+        cls,
+        numbers: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor,
+        *,
+        group: int,
+        bits: int,
+        order: torch.Tensor | None = None,
     ) -> IntegerWeight:
         """Numbers uint8 [outputs, inputs], with scales and zeros [outputs, ceil(inputs / group)].
+
+        With `order` [inputs] its columns are those inputs, one after the other.
 
         Raises:
             ValueError: if they do not belong together, or blocks of four bits would be of odd size.
@@ -57,9 +68,8 @@ class IntegerWeight:
         if bits == 4:
             low, high = padded.chunk(2, dim=2)
             padded = low | high << 4
-        return cls(
-            padded.contiguous(), scales.float()[:, index], zeros.to(torch.uint8)[:, index], inputs, bits
-        )
+        parts = (padded.contiguous(), scales.float()[:, index], zeros.to(torch.uint8)[:, index])
+        return cls(*parts, inputs, bits, order)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,14 +88,21 @@ class IntegerWeight:
 
     def to(self, device: torch.device) -> IntegerWeight:
         """The same on a device."""
-        return self._with(lambda part: part.to(device))
+        moved = self._with(lambda part: part.to(device))
+        return moved if self.order is None else replace(moved, order=self.order.to(device))
 
     def rows(self, which: slice | torch.Tensor) -> IntegerWeight:
         """Some outputs, by a range or by numbers int64 [n]."""
         return self._with(lambda part: part[which])
 
     def columns(self, start: int, stop: int) -> IntegerWeight:
-        """The inputs from `start` to `stop`, in blocks cut as small as they must be for that."""
+        """The inputs from `start` to `stop`, in blocks cut as small as they must be for that.
+
+        Raises:
+            ValueError: if columns do not follow each other: some of all groups would be taken.
+        """
+        if self.order is not None and (start, stop) != (0, self.inputs):
+            raise ValueError("inputs that do not follow each other cannot be shared out")
         bounds = [edge for edge in (start, stop) if edge < self.inputs]
         finer = self.divided(math.gcd(self.block, *bounds)) if bounds else self
         blocks = slice(start // finer.block, -(-stop // finer.block))
@@ -99,10 +116,10 @@ class IntegerWeight:
         scales, zeros = (
             part.repeat_interleave(times, dim=1)[:, :blocks] for part in (self.scales, self.zeros)
         )
-        return IntegerWeight.of(self.unpacked(), scales, zeros, group=block, bits=self.bits)
+        return IntegerWeight.of(self.unpacked(), scales, zeros, group=block, bits=self.bits, order=self.order)
 
     def unpacked(self) -> torch.Tensor:
-        """The numbers, uint8 [outputs, inputs]."""
+        """The numbers, uint8 [outputs, inputs], in their order."""
         numbers = self.numbers
         if self.bits == 4:
             numbers = torch.cat([numbers & 15, numbers >> 4], dim=2)
@@ -113,7 +130,14 @@ class IntegerWeight:
         scales, zeros = (
             part.repeat_interleave(self.block, dim=1)[:, : self.inputs] for part in (self.scales, self.zeros)
         )
-        return (self.unpacked().float() - zeros).mul_(scales).to(dtype)
+        wide = (self.unpacked().float() - zeros).mul_(scales).to(dtype)
+        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
+
+    def has_order_of(self, other: IntegerWeight) -> bool:
+        """Whether both have the same columns one after the other."""
+        if self.order is None or other.order is None:
+            return self.order is other.order
+        return torch.equal(self.order, other.order)
 
     def _with(
         self, change: Callable[[torch.Tensor], torch.Tensor], *, inputs: int | None = None
@@ -125,6 +149,7 @@ class IntegerWeight:
             change(self.zeros),
             self.inputs if inputs is None else inputs,
             self.bits,
+            self.order,
         )
 
 
@@ -153,17 +178,19 @@ def _block_of(group: int, inputs: int) -> int:
 
 
 def concatenated(weights: Sequence[IntegerWeight]) -> IntegerWeight:
-    """Matrices of the same inputs, one's outputs after the other's; with the most bits that one has."""
+    """Matrices of the same inputs in the same order, one's outputs after the other's; of the most bits."""
     bits = max(weight.bits for weight in weights)
     block = math.gcd(*(weight.block for weight in weights))
     same = [_with_bits(weight, bits).divided(block) for weight in weights]
     numbers, scales, zeros = (
         torch.cat([getattr(weight, part) for weight in same]) for part in ("numbers", "scales", "zeros")
     )
-    return IntegerWeight(numbers, scales, zeros, weights[0].inputs, bits)
+    return IntegerWeight(numbers, scales, zeros, weights[0].inputs, bits, weights[0].order)
 
 
 def _with_bits(weight: IntegerWeight, bits: int) -> IntegerWeight:
     if weight.bits == bits:
         return weight
-    return IntegerWeight.of(weight.unpacked(), weight.scales, weight.zeros, group=weight.block, bits=bits)
+    return IntegerWeight.of(
+        weight.unpacked(), weight.scales, weight.zeros, group=weight.block, bits=bits, order=weight.order
+    )

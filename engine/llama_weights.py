@@ -311,7 +311,7 @@ class _Share:
 
     def _inputs_of(self, weight: Weight) -> Weight:
         size = weight.shape[1] // self.world_size
-        return columns(weight, self.rank * size, (self.rank + 1) * size).to(self.device)
+        return columns(weight, self.rank * size, (self.rank + 1) * size, self.dtype).to(self.device)
 
 
 def _outputs(cut: Callable[[Weight], Weight]) -> Callable[[LowRank], LowRank]:

@@ -120,8 +120,8 @@ def load(
             raise UnreadableCheckpoint(f"`{module}` in {directory}: {error}") from None
     if widened:
         _log.warning(
-            "%d layers in %s are widened to %s, for the inputs of a group are not neighbours in them "
-            "(`desc_act`, `actorder`): those save neither memory nor time",
+            "%d layers in %s are widened to %s, for their groups are not of equally many inputs: those save "
+            "neither memory nor time",
             widened,
             directory,
             str(dtype).removeprefix("torch."),
@@ -186,7 +186,7 @@ def _read(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """The layer, of `shape`; of floats if its groups are of inputs that are not neighbours.
+    """The layer, of `shape`; of floats if its groups are not of equally many inputs.
 
     Raises:
         ValueError: if its tensors do not belong together, or have another shape.

@@ -93,6 +93,7 @@ class TiledProduct(ABC):
         out = torch.empty(rows, self.outputs, dtype=x.dtype, device=x.device)
         if not rows:
             return out
+        x = self._taken(x)
         if x.stride(1) != 1:
             x = x.contiguous()
         residual = None if residual is None else residual.contiguous()
@@ -127,6 +128,10 @@ class TiledProduct(ABC):
                 into, *added, out, size, self.outputs, SPLITS=splits, BLOCK=_SUM_BLOCK, **has, num_warps=4
             )
         return out
+
+    def _taken(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows as the kernel takes them, [rows, inputs]."""
+        return x
 
     @abstractmethod
     def _kernel(self, x: torch.Tensor) -> tuple[Any, tuple[torch.Tensor, ...], dict[str, Any]]:

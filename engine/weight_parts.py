@@ -30,8 +30,10 @@ def rows(weight: Weight, which: slice | torch.Tensor) -> Weight:
     return weight[which] if isinstance(weight, torch.Tensor) else weight.rows(which)
 
 
-def columns(weight: Weight, start: int, stop: int) -> Weight:
-    """The inputs from `start` to `stop`."""
+def columns(weight: Weight, start: int, stop: int, dtype: torch.dtype) -> Weight:
+    """The inputs from `start` to `stop`; of floats of `dtype` where columns do not follow each other."""
+    if isinstance(weight, IntegerWeight) and weight.order is not None and stop - start < weight.inputs:
+        weight = weight.dequantized(dtype)
     return weight[:, start:stop] if isinstance(weight, torch.Tensor) else weight.columns(start, stop)
 
 
@@ -41,7 +43,7 @@ def joined(weights: Sequence[Weight], dtype: torch.dtype) -> Weight:
     if len(of_eight_bits) == len(weights):
         return fp8.concatenated(of_eight_bits)
     of_integers = [weight for weight in weights if isinstance(weight, IntegerWeight)]
-    if len(of_integers) == len(weights):
+    if len(of_integers) == len(weights) and all(map(of_integers[0].has_order_of, of_integers)):
         return integer_weight.concatenated(of_integers)
     return torch.cat([widened(weight, dtype) for weight in weights])
 

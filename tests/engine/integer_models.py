@@ -45,9 +45,9 @@ def write(name: str, format: Format, directory: Path) -> dict[str, NDArray[np.fl
     file = directory / "model.safetensors"
     tensors = load_file(file)
     meant = {}
-    for seed, layer in enumerate(layers):
+    for layer in layers:
         weight = tensors.pop(f"{layer}.weight").numpy()
-        made, meant[layer] = _stored(weight, format, seed)
+        made, meant[layer] = _stored(weight, format)
         tensors |= {f"{layer}.{part}": torch.from_numpy(found) for part, found in made.items()}
     save_file({k: v.contiguous() for k, v in tensors.items()}, file, metadata={"format": "pt"})
     config = directory / "config.json"
@@ -79,17 +79,16 @@ def described(format: Format) -> dict[str, Any]:
 
 
 def _stored(
-    weight: NDArray[np.float32], format: Format, seed: int
+    weight: NDArray[np.float32], format: Format
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
     """Tensors of a matrix [outputs, inputs], and the matrix that they mean."""
-    rng = np.random.default_rng(seed)
     outputs, inputs = weight.shape
     bits = 8 if format in ("gptq-8", "int8", "int8-asymmetric") else 4
     is_whole = format in ("packed-channel", "int8", "int8-asymmetric")
     groups = 1 if is_whole else inputs // GROUP
     group_of = np.arange(inputs) * groups // inputs
-    if format.endswith("ordered"):
-        group_of = rng.permutation(group_of)
+    if format.endswith("ordered"):  # by what layers get as their input, which some have in common
+        group_of = np.random.default_rng(inputs).permutation(group_of)
     top, middle = (1 << bits) - 1, 1 << (bits - 1)
     scales = np.empty((outputs, groups), np.float32)
     zeros = np.full((outputs, groups), middle)

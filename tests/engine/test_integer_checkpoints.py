@@ -12,12 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoConfig
 
 from benchmarks.transformers_engine import load_model
+from engine.checkpoint import Checkpoint
 from engine.integer_formats import from_int8, from_packed, from_qweight
+from engine.integer_module import StoredIntegerLinear
 from engine.integer_weight import IntegerWeight
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
+from engine.quantized_checkpoint import load
 from engine.stored_linear import StoredLinear
+from engine.weight_parts import joined, weight_of
 from tests.engine import integer_models, tiny_models
 from tests.engine.integer_models import Format
 from tests.engine.test_runners import logits_of
@@ -94,14 +99,34 @@ def test_the_logits_are_those_of_the_numbers(format: Format, tmp_path: Path) -> 
             torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
 
 
-def test_groups_of_inputs_that_are_no_neighbours_are_widened(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_groups_of_inputs_that_are_no_neighbours_keep_their_bits(tmp_path: Path) -> None:
     integer_models.write("llama", "gptq-ordered", tmp_path)
+    model = load(Checkpoint(tmp_path), AutoConfig.from_pretrained(tmp_path), torch.float32)
+    layers = [module for module in model.modules() if isinstance(module, StoredIntegerLinear)]
+    assert len(layers) == 14
+    assert all(layer.order is not None for layer in layers)
+    attention = model.base_model.layers[0].self_attn
+    weights = [weight_of(one) for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    assert isinstance(joined(weights, torch.float32), IntegerWeight)
+
+
+def test_groups_of_unequal_sizes_are_widened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    integer_models.write("llama", "packed-ordered", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    order = tensors[f"{LAYER}.weight_g_idx"]
+    order[int((order == 0).nonzero()[0])] = 1
+    save_file(tensors, file, metadata={"format": "pt"})
     with caplog.at_level(logging.WARNING):
         load_runner(tmp_path, num_slots=128)
-    assert "14 layers in" in caplog.text
-    assert "the inputs of a group are not neighbours in them (`desc_act`, `actorder`)" in caplog.text
+    assert "1 layers in" in caplog.text
+    assert "their groups are not of equally many inputs" in caplog.text
+    parts = {part: tensors[f"{LAYER}.{part}"] for part in ("weight_packed", "weight_scale", "weight_g_idx")}
+    matrix = from_packed(parts, (48, 32))
+    assert isinstance(matrix, torch.Tensor)
+    numbers = torch.stack([parts["weight_packed"] >> shift & 15 for shift in range(0, 32, 4)], 2).flatten(1)
+    expected = (numbers - 8) * parts["weight_scale"].float()[:, order.long()]
+    assert torch.equal(matrix, expected)
 
 
 def test_references_are_plain_models(tmp_path: Path) -> None:

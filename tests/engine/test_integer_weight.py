@@ -17,15 +17,17 @@ from engine.integer_weight import IntegerWeight, concatenated, quantized
 from engine.linear import Linear
 from engine.quantized_linear import make_linear
 from engine.tiled_product import tile_of
-from engine.weight_parts import joined
+from engine.weight_parts import columns, joined
 from tests.engine.compiling import Kernel, compiled
 from tests.examples import examples
 
 Matrix = tuple[IntegerWeight, np.ndarray[Any, np.dtype[np.float64]]]
 
 
-def random_weight(outputs: int, inputs: int, group: int, bits: int, seed: int) -> Matrix:
-    """One, and the matrix that its numbers, zero points and scales mean."""
+def random_weight(
+    outputs: int, inputs: int, group: int, bits: int, seed: int, *, is_ordered: bool = False
+) -> Matrix:
+    """One, and the matrix that its numbers, zero points and scales mean; its columns perhaps in any order."""
     rng = np.random.default_rng(seed)
     groups = -(-inputs // group)
     numbers = rng.integers(0, 1 << bits, (outputs, inputs), dtype=np.uint8)
@@ -34,7 +36,11 @@ def random_weight(outputs: int, inputs: int, group: int, bits: int, seed: int) -
     of = np.arange(inputs) // group
     meant = (numbers.astype(np.float64) - zeros[:, of]) * scales[:, of]
     parts = (torch.from_numpy(part) for part in (numbers, scales, zeros))
-    return IntegerWeight.of(*parts, group=group, bits=bits), meant
+    if not is_ordered:
+        return IntegerWeight.of(*parts, group=group, bits=bits), meant
+    order = rng.permutation(inputs)
+    weight = IntegerWeight.of(*parts, group=group, bits=bits, order=torch.from_numpy(order))
+    return weight, meant[:, np.argsort(order)]
 
 
 sizes = st.tuples(st.sampled_from([1, 7, 64, 130]), st.sampled_from([32, 40, 128, 200, 384]))
@@ -43,7 +49,7 @@ bits = st.sampled_from([4, 8])
 
 @given(size=sizes, group=st.sampled_from([8, 32, 96, 128, 256, 1000]), bits=bits, seed=st.integers(0, 99))
 def test_numbers_mean_what_they_say(size: tuple[int, int], group: int, bits: int, seed: int) -> None:
-    weight, meant = random_weight(*size, group, bits, seed)
+    weight, meant = random_weight(*size, group, bits, seed, is_ordered=bool(seed % 2))
     assert weight.shape == size
     assert weight.block <= 128
     assert weight.numbers.numel() == size[0] * -(-size[1] // weight.block) * weight.block * bits // 8
@@ -92,6 +98,28 @@ def test_quantized_weights_are_the_nearest(size: tuple[int, int], group: int, se
         assert bool(((part - got).abs() <= step * 0.5001 + 1e-30)[inside].all())
 
 
+def test_columns_in_another_order() -> None:
+    weight, meant = random_weight(24, 96, 32, 4, 0, is_ordered=True)
+    whole = torch.from_numpy(meant).float()
+    outputs = torch.tensor([5, 3, 20])
+    torch.testing.assert_close(weight.rows(outputs).dequantized(torch.float32), whole[outputs])
+    halves = [weight.rows(slice(0, 12)), weight.rows(slice(12, 24))]
+    both = joined(halves, torch.float32)
+    assert isinstance(both, IntegerWeight)
+    torch.testing.assert_close(both.divided(16).dequantized(torch.float32), whole)
+    torch.testing.assert_close(weight.columns(0, 96).dequantized(torch.float32), whole)
+    with pytest.raises(ValueError, match="do not follow each other cannot be shared out"):
+        weight.columns(0, 48)
+    share = columns(weight, 48, 96, torch.float32)
+    assert isinstance(share, torch.Tensor)
+    torch.testing.assert_close(share, whole[:, 48:])
+    for seed, is_ordered in ((1, True), (0, False)):  # in an order of its own, or in none
+        other, _ = random_weight(24, 96, 32, 4, seed, is_ordered=is_ordered)
+        mixed = joined([weight, other], torch.float32)
+        assert isinstance(mixed, torch.Tensor)
+        torch.testing.assert_close(mixed[:24], whole)
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     numbers = torch.zeros(4, 48, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"scales \[4, 2\] fit no weight \[4, 48\] in groups of 16"):
@@ -135,6 +163,7 @@ def test_every_number_is_widened_exactly(bits: int) -> None:
     dtype=st.sampled_from([torch.float32, torch.float16]),
     has_bias=st.booleans(),
     has_residual=st.booleans(),
+    is_ordered=st.booleans(),
     programs=st.sampled_from([1, 4, 16]),
     seed=st.integers(0, 99),
 )
@@ -146,11 +175,12 @@ def test_products_are_those_of_the_widened_matrix(
     dtype: torch.dtype,
     has_bias: bool,
     has_residual: bool,
+    is_ordered: bool,
     programs: int,
     seed: int,
 ) -> None:
     outputs, inputs = size
-    weight, meant = random_weight(outputs, inputs, group, bits, seed)
+    weight, meant = random_weight(outputs, inputs, group, bits, seed, is_ordered=is_ordered)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs + 3, generator=generator).to(dtype)[:, :inputs]  # rows are apart
     bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None

@@ -32,6 +32,7 @@ CASES: list[tuple[str, RunnerKind]] = [
     ("qwen3", "hf"),
     ("fp8", "lean"),
     ("integers", "lean"),
+    ("ordered", "lean"),
 ]
 
 
@@ -49,10 +50,12 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     parent = tmp_path_factory.mktemp("models")
     found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:2]]
     integer_models.write("qwen3", "packed-asymmetric", parent / "integers")
+    integer_models.write("llama_bias", "gptq-ordered", parent / "ordered")
     return [
         *found,
         str(fp8_models.write("qwen3", "fine-grained", parent / "fp8")),
         str(parent / "integers"),
+        str(parent / "ordered"),
     ]
 
 
