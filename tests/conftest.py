@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -35,6 +36,13 @@ os.environ.update(
 # Models that passed their self-test in one process need not in the next; what users have is left alone.
 _OWN_CACHE = None if "FLOTILLA_CACHE" in os.environ else tempfile.mkdtemp(prefix="flotilla-tests-")
 os.environ.setdefault("FLOTILLA_CACHE", _OWN_CACHE or "")
+# Each HTTP client reads the machine's certificates, whatever it is for: fifty milliseconds for a hundred of
+# them, of which no test needs one.
+if _OWN_CACHE is not None and "SSL_CERT_FILE" not in os.environ and find_spec("trustme"):
+    import trustme
+
+    os.environ["SSL_CERT_FILE"] = str(Path(_OWN_CACHE, "certificate.pem"))
+    trustme.CA().cert_pem.write_to_path(os.environ["SSL_CERT_FILE"])
 # Else each of the hundred processes that Ray starts compiles our modules anew, for a third of a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # And each process of the tests compiles all of them, and of ours: five seconds.
@@ -71,6 +79,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    # pytest adds its handlers to each logger that does not propagate, six times a test; torch has fifty.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.freeze()
     gc.enable()
     make_quick()
