@@ -197,7 +197,8 @@ check)
     # Addresses outside of what was allocated. For heads of 96 (dtype2) torch's own flash attention, with which
     # ours is compared, writes behind its memory, and that is the end of the process.
     beside memcheck "$limit" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $pytest \
-        tests/gpu/test_runners_on_gpu.py tests/gpu/test_verify_on_gpu.py tests/gpu/test_captured_layers_on_gpu.py \
+        tests/gpu/test_runners_on_gpu.py tests/gpu/test_quantized_on_gpu.py tests/gpu/test_verify_on_gpu.py \
+        tests/gpu/test_captured_layers_on_gpu.py \
         -k '(triton-dtype and padded_attention and not dtype2) or quantized_weights and dtype1 or decisions or padded_to_a_larger'
     # What the other call measures, to see that it runs: beside all this no time counts.
     beside try-profile "$limit" python3 -c "$cli" profile --json "$found/try-profile.json"
@@ -282,8 +283,8 @@ serve-8b)
     # Meanwhile nothing is timed. What tests need is in the tree only if the branch leaves it there.
     if [ -d tests/gpu ] && wanted tests; then
         python3 -m zipfile -e .gpu-ray/pytest_asyncio-*.whl /tmp/site-tests
-        for file in ${SESSION_TESTS:-captured_layers capturing decoding_attention drafts eagle eagle_growing eagle_reading \
-            hf_runner lossless nccl overlapped overlapped_eagle planned_trees runners verify}; do
+        for file in ${SESSION_TESTS:-adapters captured_layers capturing decoding_attention drafts eagle eagle_growing eagle_reading \
+            hf_runner lossless nccl overlapped overlapped_eagle planned_trees quantized runners verify}; do
             beside "tests-$file" "${BESIDE_SECONDS:-80}" env TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
                 PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "tests/gpu/test_${file}_on_gpu.py" \
                 -k "${SESSION_TESTS_KEYWORDS:-not flashinfer}"
