@@ -44,14 +44,14 @@ def from_qweight(
         raise ValueError(f"AWQ's weights are read with four bits, not {bits}")
     if scales.dim() != 2 or scales.shape[1] != outputs:
         raise ValueError(f"`scales` {list(scales.shape)} where the model has {[outputs, inputs]}")
-    numbers = _unpacked(words, bits, is_awq=True).T if is_awq else _unpacked(words.T, bits)[:, :inputs]
+    numbers = _unpacked_awq(words) if is_awq else _unpacked(words.T, bits)[:, :inputs]
     middle = 1 << (bits - 1)
     if zeros is None:
         if not is_symmetric:
             raise ValueError("`qzeros` is missing")
         points = torch.full_like(scales.T, middle, dtype=torch.uint8)
     else:
-        points = _unpacked(zeros, bits, is_awq=is_awq).T[:outputs]
+        points = _unpacked_awq(zeros) if is_awq else _unpacked(zeros, bits).T[:outputs]
         if not (is_awq or is_v2 or (is_symmetric and bool((points == middle).all()))):
             points = (points + 1) & ((1 << bits) - 1)
     return _weight(numbers, scales.T, points, bits, tensors.get("g_idx"))
@@ -147,14 +147,18 @@ def _bits(words: int, numbers: int) -> int:
     return bits
 
 
-def _unpacked(words: torch.Tensor, bits: int, *, is_awq: bool = False) -> torch.Tensor:
-    """uint8 [rows, numbers] of int32 [rows, words], the lowest bits first, or as AWQ has them."""
-    each = _WORD_BITS // bits
-    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32, device=words.device)
-    numbers = (words.unsqueeze(2) >> shifts & ((1 << bits) - 1)).to(torch.uint8)
-    if is_awq:
-        numbers = numbers[:, :, [AWQ_ORDER.index(output) for output in range(each)]]
-    return numbers.flatten(1)
+def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [rows, numbers] of int32 [rows, words], the lowest bits first."""
+    # On machines that have the lowest byte first, as all do on which torch runs.
+    found = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return found if bits == 8 else torch.stack([found & 15, found >> 4], dim=2).flatten(1)
+
+
+def _unpacked_awq(words: torch.Tensor) -> torch.Tensor:
+    """uint8 [outputs, inputs] of int32 [inputs, words]."""
+    numbers = _unpacked(words.T, 4).view(words.shape[1], words.shape[0], len(AWQ_ORDER))
+    order = [AWQ_ORDER.index(output) for output in range(len(AWQ_ORDER))]
+    return numbers.permute(2, 0, 1)[order].transpose(0, 1).reshape(-1, words.shape[0])
 
 
 def _unsigned(numbers: torch.Tensor) -> torch.Tensor:

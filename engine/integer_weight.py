@@ -64,7 +64,9 @@ class IntegerWeight:
             raise ValueError(f"groups of {group} inputs cannot be halved")
         blocks = -(-inputs // block)
         index = torch.arange(blocks, device=numbers.device) * block // group
-        padded = torch.nn.functional.pad(numbers, (0, blocks * block - inputs)).view(outputs, blocks, block)
+        missing = blocks * block - inputs
+        padded = torch.nn.functional.pad(numbers, (0, missing)) if missing else numbers
+        padded = padded.reshape(outputs, blocks, block)
         if bits == 4:
             low, high = padded.chunk(2, dim=2)
             padded = low | high << 4
@@ -120,18 +122,19 @@ class IntegerWeight:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers, uint8 [outputs, inputs], in their order."""
-        numbers = self.numbers
-        if self.bits == 4:
-            numbers = torch.cat([numbers & 15, numbers >> 4], dim=2)
-        return numbers.flatten(1)[:, : self.inputs]
+        return self._blocks().flatten(1)[:, : self.inputs]
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """[outputs, inputs] in `dtype`, rounded once in float32, and once more in a coarser one."""
-        scales, zeros = (
-            part.repeat_interleave(self.block, dim=1)[:, : self.inputs] for part in (self.scales, self.zeros)
-        )
-        wide = (self.unpacked().float() - zeros).mul_(scales).to(dtype)
-        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
+        wide = self._blocks().float().sub_(self.zeros.unsqueeze(2)).mul_(self.scales.unsqueeze(2))
+        found = wide.flatten(1)[:, : self.inputs].to(dtype).contiguous()
+        return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order, found)
+
+    def _blocks(self) -> torch.Tensor:
+        """The numbers, uint8 [outputs, blocks, inputs of a block]."""
+        if self.bits == 8:
+            return self.numbers
+        return torch.cat([self.numbers & 15, self.numbers >> 4], dim=2)
 
     def has_order_of(self, other: IntegerWeight) -> bool:
         """Whether both have the same columns one after the other."""
