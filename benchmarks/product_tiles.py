@@ -9,7 +9,6 @@ per core.
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import itertools
 import json
@@ -26,8 +25,10 @@ from benchmarks import kernel_search
 from benchmarks.forward_floor import SHAPES, Sizes
 from benchmarks.kernel_search import Graphs, bandwidth_of, compile_all, show_unfit
 from engine.devices import synchronize
+from engine.fp8 import Fp8Weight
+from engine.integer_weight import IntegerWeight
 from engine.quantization import Quantization
-from engine.quantized_linear import product_of
+from engine.quantized_linear import QuantizedWeight, product_of
 from engine.rounding import rounded
 from engine.tiled_product import INPUTS_TILE, SPLIT_ROWS, Tile, TiledProduct, num_splits, tile_of
 
@@ -199,7 +200,7 @@ class Case:
         self.weight_bytes = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         self._generator, self._graphs, self._device, self._dtype = generator, graphs, device, dtype
         self._inputs = inputs
-        self._products = [product_of(copy.deepcopy(weight)) for _ in range(self._copies(self.weight_bytes))]
+        self._products = [product_of(_copy(weight)) for _ in range(self._copies(self.weight_bytes))]
         self._exact = weight.dequantized(torch.float32)
         plain = self._exact.to(dtype).T.contiguous()
         self._plain = [plain.clone() for _ in range(self._copies(plain.nbytes))]
@@ -243,6 +244,13 @@ class Case:
         if self._device.type != "cuda":
             return 2
         return 1 + -(-kernel_search.BEYOND_CACHES // weight_bytes)
+
+
+def _copy(weight: QuantizedWeight) -> QuantizedWeight:
+    numbers, scales = weight.numbers.clone(), weight.scales.clone()
+    if isinstance(weight, Fp8Weight):
+        return Fp8Weight(numbers, scales, weight.block)
+    return IntegerWeight(numbers, scales, weight.zeros.clone(), weight.inputs, weight.bits)
 
 
 @torch.inference_mode()

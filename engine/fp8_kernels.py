@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.product_kernels import store_tile
+
 
 @triton.jit(do_not_specialize=("num_rows", "split_blocks"))
 def multiply(
@@ -76,13 +78,4 @@ def multiply(
     if not IS_BLOCKED:
         total *= tl.load(scales_at, mask=is_unit, other=0.0)[:, None]
 
-    at = row[None, :].to(tl.int64) * outputs + unit[:, None]
-    is_real = is_unit[:, None] & is_row[None, :]
-    if IS_SPLIT:
-        tl.store(out + tl.program_id(2).to(tl.int64) * num_rows * outputs + at, total, mask=is_real)
-    else:
-        if HAS_BIAS:
-            total += tl.load(bias + unit, mask=is_unit, other=0.0).to(tl.float32)[:, None]
-        if HAS_RESIDUAL:
-            total += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)
+    store_tile(total, bias, residual, out, unit, row, num_rows, outputs, IS_SPLIT, HAS_BIAS, HAS_RESIDUAL)

@@ -17,6 +17,7 @@ from engine.linear import Linear
 from engine.quantized_linear import make_linear
 from engine.tiled_product import num_splits, tile_of
 from tests.engine.compiling import Kernel, compiled
+from tests.engine.products import check_product
 from tests.examples import examples
 
 CPU = torch.device("cpu")
@@ -157,24 +158,18 @@ def test_products_are_those_of_the_widened_matrix(
     weight = random_weight(outputs, inputs, min(block, inputs), seed)
     if block == 128:  # all outputs of a block have one scale, as in checkpoints
         weight = Fp8Weight(weight.numbers, weight.scales[[0] * outputs], weight.block)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs + 3, generator=generator).to(dtype)[:, :inputs]  # rows are apart
-    bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
-    residual = torch.randn(rows, outputs, generator=generator).to(dtype) if has_residual else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiled_product, "ENOUGH_PROGRAMS", programs)
         patch.setattr(fp8_product, "_is_native", lambda device: native)
-        got = Fp8Product(weight)(x, bias, residual)
-    wide = weight.dequantized(torch.float32).double()
-    expected = x.double() @ wide.T
-    size_of_sums = x.double().abs() @ wide.T.abs()
-    expected = expected if bias is None else expected + bias
-    expected = expected if residual is None else expected + residual
-    assert got.dtype == dtype
-    # Sums are float32; only the result is rounded to float16.
-    last = 1e-7 if dtype == torch.float32 else 6e-4
-    is_near = (got - expected).abs() <= 2e-6 * (1 + size_of_sums) + last * expected.abs()
-    assert bool((is_near | (expected.abs() > torch.finfo(dtype).max)).all())
+        check_product(
+            Fp8Product(weight),
+            weight.dequantized(torch.float32).double(),
+            rows=rows,
+            dtype=dtype,
+            has_bias=has_bias,
+            has_residual=has_residual,
+            seed=seed,
+        )
 
 
 def test_sums_are_split_by_the_weight_alone() -> None:

@@ -19,6 +19,7 @@ from engine.quantized_linear import make_linear
 from engine.tiled_product import tile_of
 from engine.weight_parts import columns, joined
 from tests.engine.compiling import Kernel, compiled
+from tests.engine.products import check_product
 from tests.examples import examples
 
 Matrix = tuple[IntegerWeight, np.ndarray[Any, np.dtype[np.float64]]]
@@ -181,23 +182,17 @@ def test_products_are_those_of_the_widened_matrix(
 ) -> None:
     outputs, inputs = size
     weight, meant = random_weight(outputs, inputs, group, bits, seed, is_ordered=is_ordered)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs + 3, generator=generator).to(dtype)[:, :inputs]  # rows are apart
-    bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
-    residual = torch.randn(rows, outputs, generator=generator).to(dtype) if has_residual else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiled_product, "ENOUGH_PROGRAMS", programs)
-        got = IntegerProduct(weight)(x, bias, residual)
-    wide = torch.from_numpy(meant)
-    expected = x.double() @ wide.T
-    size_of_sums = x.double().abs() @ wide.T.abs()
-    expected = expected if bias is None else expected + bias
-    expected = expected if residual is None else expected + residual
-    assert got.dtype == dtype
-    # Sums are float32; only the result is rounded to float16.
-    last = 1e-7 if dtype == torch.float32 else 6e-4
-    is_near = (got - expected).abs() <= 2e-6 * (1 + size_of_sums) + last * expected.abs()
-    assert bool((is_near | (expected.abs() > torch.finfo(dtype).max)).all())
+        check_product(
+            IntegerProduct(weight),
+            torch.from_numpy(meant),
+            rows=rows,
+            dtype=dtype,
+            has_bias=has_bias,
+            has_residual=has_residual,
+            seed=seed,
+        )
 
 
 def test_blocks_the_kernel_does_not_take_are_refused() -> None:
