@@ -20,7 +20,6 @@ from engine.llama_weights import load_llama_weights
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.runner import ModelRunner, Segment
 from tests.engine import tiny_adapters, tiny_models
-from tests.engine.ranks import on_two_ranks
 
 SLOTS = 256
 TREE = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_)
@@ -158,23 +157,6 @@ def test_adapters_beside_weights_of_eight_bits(kind: RunnerKind, tmp_path: Path)
     runner = loaded(model, two_adapters(model, tmp_path), kind, quantization="fp8")
     found, without = session(runner, (1, 2)), session(runner, (0, 0))
     assert all(not torch.equal(one, other) for (_, one), (_, other) in zip(found, without, strict=True))
-
-
-def of_rank(rank: int, directories: list[str]) -> list[np.ndarray]:
-    """Logits of a session on one of two ranks."""
-    model, *adapters = map(Path, directories)
-    runner = loaded(model, adapters, tensor_parallel=(rank, 2))
-    return [logits.numpy() for _, logits in session(runner, (1, 0, 2))]
-
-
-def test_adapters_are_shared_out_over_ranks(tmp_path: Path) -> None:
-    model = tiny_models.write("qwen2", tmp_path / "model")
-    paths = two_adapters(model, tmp_path)
-    ranks = on_two_ranks(of_rank, [str(path) for path in (model, *paths)])
-    alone = [logits.numpy() for _, logits in session(loaded(model, paths), (1, 0, 2))]
-    for first, second, expected in zip(*ranks, alone, strict=True):
-        assert np.array_equal(first, second)
-        np.testing.assert_allclose(first, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_scale_is_what_peft_says(tmp_path: Path) -> None:

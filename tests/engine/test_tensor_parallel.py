@@ -20,6 +20,7 @@ from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.tensor_parallel import check_divisible, end_loading
 from tests.engine import fp8_models, integer_models, tiny_models
 from tests.engine.ranks import on_two_ranks
+from tests.engine.test_adapters import loaded, session, two_adapters
 from tests.engine.test_heads import seen_by_heads
 from tests.engine.test_runners import logits_of
 from tests.verifier.target import spec_of
@@ -38,7 +39,7 @@ CASES: list[tuple[str, RunnerKind]] = [
 
 def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], int]]:
     outputs = []
-    for directory, (_, runner) in zip(directories, CASES, strict=True):
+    for directory, (_, runner) in zip(directories, CASES, strict=False):
         loaded = load_runner(directory, num_slots=128, runner=runner, tensor_parallel=(rank, 2))
         logits = [out.numpy() for out in logits_of(loaded, 1)]
         outputs.append((logits, loaded.shape.kv_bytes_per_token))
@@ -49,6 +50,7 @@ def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], i
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     parent = tmp_path_factory.mktemp("models")
     found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:2]]
+    adapted = tiny_models.write("qwen2", parent / "adapted")
     integer_models.write("qwen3", "packed-asymmetric", parent / "integers")
     integer_models.write("llama_bias", "gptq-ordered", parent / "ordered")
     return [
@@ -56,6 +58,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         str(fp8_models.write("qwen3", "fine-grained", parent / "fp8")),
         str(parent / "integers"),
         str(parent / "ordered"),
+        str(adapted),
+        *map(str, two_adapters(adapted, parent)),
     ]
 
 
@@ -67,7 +71,7 @@ def by_rank(directories: list[str]) -> tuple[Any, Any]:
 
 def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any, Any]) -> None:
     (of_first, *_), (of_second, *_) = by_rank
-    for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=True)):
+    for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=False)):
         alone = load_runner(directory, num_slots=128, runner=runner)
         (first, first_bytes), (second, _) = of_first[index], of_second[index]
         assert first_bytes * 2 == alone.shape.kv_bytes_per_token
@@ -76,9 +80,24 @@ def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any,
             torch.testing.assert_close(torch.from_numpy(zero), expected, atol=1e-4, rtol=0)
 
 
+def _with_adapters(directories: list[str], **options: Any) -> list[np.ndarray]:
+    model, *adapters = map(Path, directories[len(CASES) :])
+    runner = loaded(model, adapters, **options)
+    return [logits.numpy() for _, logits in session(runner, (1, 0, 2))]
+
+
+def test_adapters_are_shared_out_over_ranks(directories: list[str], by_rank: tuple[Any, Any]) -> None:
+    alone = _with_adapters(directories)
+    for first, second, expected in zip(by_rank[0][5], by_rank[1][5], alone, strict=True):
+        assert np.array_equal(first, second)
+        np.testing.assert_allclose(first, expected, rtol=1e-4, atol=1e-4)
+
+
 def _logits_and_waiting(
     rank: int, directories: list[str]
-) -> tuple[Any, tuple[float, str], list[Any], list[list[list[int]]], list[list[np.ndarray]]]:
+) -> tuple[
+    Any, tuple[float, str], list[Any], list[list[list[int]]], list[list[np.ndarray]], list[np.ndarray]
+]:
     logits, again = _logits(rank, directories), _again(rank, directories[0])
     seen = [
         seen_by_heads(directory, runner, tensor_parallel=(rank, 2))
@@ -92,7 +111,8 @@ def _logits_and_waiting(
         _plain_steps(Verifier(each, overlaps=True, num_ranks=2), early=rank == 0)
         for each in (runner, GraphedRunner(runner, capture_at=2))
     ]
-    return logits, _alone(rank), again, tokens, seen
+    adapted = _with_adapters(directories, tensor_parallel=(rank, 2))
+    return logits, _alone(rank), again, tokens, seen, adapted
 
 
 def _plain_steps(verifier: Verifier, early: bool) -> list[list[int]]:
