@@ -50,7 +50,8 @@ class Proposing:
     def reads(self, order: int, num_running: int, *, is_resting: bool) -> bool:
         """Whether drafters read the prompt of the request that came as number `order`.
 
-        While the policy rests, what one reads may never be asked for; whoever drafts after it catches up.
+        While the policy rests (and steps are sent ahead, which wait for drafters that read), what one reads
+        may never be asked for; whoever drafts after it catches up.
         """
         if num_running <= FEW_REQUESTS or (self.pays(num_running) and not is_resting):
             return True
