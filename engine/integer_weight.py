@@ -70,8 +70,8 @@ class IntegerWeight:
         if bits == 4:
             low, high = padded.chunk(2, dim=2)
             padded = low | high << 4
-        parts = (padded.contiguous(), scales.float()[:, index], zeros.to(torch.uint8)[:, index])
-        return cls(*parts, inputs, bits, order)
+        each = (scales.float()[:, index].contiguous(), zeros.to(torch.uint8)[:, index].contiguous())
+        return cls(padded.contiguous(), *each, inputs, bits, order)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -43,10 +43,11 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
         return str(error)
     if not layers:
         return NOTHING_READ
-    version = str(_quantization(config).get("version") or "gemm").lower()
-    if version != "gemm" and any(layer.layout == "qweight" for layer in layers.values()):
+    described = _quantization(config)
+    version = str(described.get("version") or "gemm").lower()
+    if described.get("quant_method") == "awq" and version != "gemm":
         return f"AWQ's packing {version!r} is not read, only 'gemm'"
-    if _quantization(config).get("checkpoint_format") == "marlin":
+    if described.get("checkpoint_format") == "marlin":
         return "GPTQ's packing 'marlin' is not read, only 'gptq' and 'gptq_v2'"
     if trust_remote_code and getattr(config, "auto_map", None):
         return "its code comes with it"

@@ -11,12 +11,12 @@ from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 Layout = Literal["fp8", "int8", "qweight", "packed"]
 """Of e4m3 numbers; of signed integers of eight bits; GPTQ's or AWQ's; compressed-tensors' packed one."""
 
-# How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors, FBGEMM.
-_SCALES = ("weight_scale_inv", "weight_scale")
 _BY_KIND: dict[str, Layout] = {"F8_E4M3": "fp8", "I8": "int8"}
 _BY_NAME: dict[str, Layout] = {"qweight": "qweight", "weight_packed": "packed"}
-# What layouts have beside the numbers: what they must have, and what they may.
+# What layouts have beside the numbers: scales by one of some names, and what they may have. FP8's are called
+# the first way in fine-grained checkpoints (DeepSeek, Qwen), and the second by compressed-tensors and FBGEMM.
 _BESIDE: dict[Layout, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fp8": (("weight_scale_inv", "weight_scale"), ()),
     "int8": (("weight_scale",), ("weight_zero_point",)),
     "qweight": (("scales",), ("qzeros", "g_idx")),
     "packed": (("weight_scale",), ("weight_shape", "weight_zero_point", "weight_g_idx")),
@@ -66,14 +66,14 @@ def are_quantized(checkpoint: Checkpoint) -> bool:
 def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
     for name in sorted(checkpoint.names):
         module, _, part = name.rpartition(".")
-        kind = checkpoint.kind(name)
-        layout = _BY_NAME.get(part) or _BY_KIND.get(kind)
+        by_kind = _BY_KIND.get(checkpoint.kind(name))
+        layout = _BY_NAME.get(part) or by_kind
         if layout is None or part == "weight_zero_point":
             continue
-        needed, more = _BESIDE.get(layout, ((), ()))
-        scales = next((one for one in needed or _SCALES if f"{module}.{one}" in checkpoint.names), None)
-        if scales is None or (layout in _BY_KIND.values() and part != "weight"):
-            bits = "eight" if layout in _BY_KIND.values() else "few"
+        called, more = _BESIDE[layout]
+        scales = next((one for one in called if f"{module}.{one}" in checkpoint.names), None)
+        if scales is None or (layout == by_kind and part != "weight"):
+            bits = "eight" if by_kind else "few"
             raise UnreadableCheckpoint(f"`{name}` is of {bits} bits and has no scales beside it")
         beside = tuple(one for one in more if f"{module}.{one}" in checkpoint.names)
         yield StoredLayer(module, layout, part, scales, beside)

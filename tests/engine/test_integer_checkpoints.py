@@ -238,6 +238,15 @@ def test_other_packings_are_refused(
         load_runner(tmp_path, num_slots=128)
 
 
+def test_only_awqs_version_is_a_packing(tmp_path: Path) -> None:
+    integer_models.write("llama", "gptq", tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["version"] = "7.7.0"  # of the tool that wrote it
+    file.write_text(json.dumps(config))
+    assert load_runner(tmp_path, num_slots=128).num_slots == 128
+
+
 def test_one_scale_for_all() -> None:
     numbers = torch.tensor([[-128, 0], [1, 127]], dtype=torch.int8)
     weight = integers(from_int8({"weight": numbers, "weight_scale": torch.tensor(0.5)}, (2, 2)))
