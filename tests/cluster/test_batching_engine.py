@@ -9,17 +9,15 @@ from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
 from cluster.stream_messages import Objective, Submit
-from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
+from tests.cluster.small_family import small_family
 
 OBJECTIVES = (Objective(), Objective(tpot_ms=4.0), Objective(tpot_ms=30.0, ttft_ms=200.0))
 
 
 @pytest.fixture(scope="module")
 def engine() -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 2048
-    return LocalEngine(FlotillaConfig.model_validate(raw))
+    return LocalEngine(FlotillaConfig.model_validate(small_family()))
 
 
 def requests() -> list[Submit]:

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 from cluster.config import FlotillaConfig
 from cluster.local import Completion, LocalEngine
 from cluster.stream_messages import Speculation, Submit
-from deployments.demo import demo_config
 from deployments.text_codec import TextCodec
 from engine.constraint import Constraint, Thought
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
+from tests.cluster.small_family import TARGET, small_family
 from tests.masked_reference import MaskedReference
-from zoo.registry import TARGET, weights_dir
+from zoo.registry import weights_dir
 
 EOS, COLON, LINE_BREAK = 2, 31, 204
 SCHEMA = {
@@ -78,9 +78,7 @@ def codec() -> TextCodec:
 
 @pytest.fixture(scope="module")
 def engine() -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 2048
-    return LocalEngine(FlotillaConfig.model_validate(raw))
+    return LocalEngine(FlotillaConfig.model_validate(small_family()))
 
 
 def submits(codec: TextCodec, **speculation: object) -> list[Submit]:

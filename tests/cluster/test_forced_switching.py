@@ -7,9 +7,9 @@ import pytest
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
-from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from tests.cluster.rotating import Rotate
+from tests.cluster.small_family import small_family
 from tests.cluster.test_local_engine import requests
 
 NUM_REQUESTS = 6  # two greedy, two sampled and two penalised ones
@@ -17,9 +17,7 @@ NUM_REQUESTS = 6  # two greedy, two sampled and two penalised ones
 
 @pytest.fixture(scope="module")
 def engine() -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 4096
-    return LocalEngine(FlotillaConfig.model_validate(raw))
+    return LocalEngine(FlotillaConfig.model_validate(small_family()))
 
 
 def use(engine: LocalEngine, policy: str, selector: dict[str, object]) -> None:

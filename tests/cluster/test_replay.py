@@ -30,10 +30,10 @@ from cluster.replay import Replay, ReplayedStep, Segment
 from cluster.replay_report import Comparison, describe
 from cluster.stream_messages import Objective, Submit
 from cluster.succession import take_over
-from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from tests.cluster.recorded_world import live, record, recorded_world
 from tests.cluster.simulated import submit
+from tests.cluster.small_family import small_family
 from tests.examples import examples
 
 VARIANTS = [
@@ -51,9 +51,7 @@ def label(policy: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def engine() -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 2048
-    return LocalEngine(FlotillaConfig.model_validate(raw))
+    return LocalEngine(FlotillaConfig.model_validate(small_family()))
 
 
 def serve(engine: LocalEngine, policy: dict[str, str], file: Path | None, size: int = 0) -> list[bytes]:

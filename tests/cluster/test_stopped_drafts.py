@@ -10,11 +10,11 @@ import pytest
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
-from deployments.demo import demo_config
 from drafters.messages import DraftCall, DraftResult
 from drafters.protocol import Capabilities, Drafter
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import AdaptiveDrafter
+from tests.cluster.small_family import small_family
 
 NUM_REQUESTS = 6
 
@@ -41,9 +41,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def engine() -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 2048
-    engine = LocalEngine(FlotillaConfig.model_validate(raw))
+    engine = LocalEngine(FlotillaConfig.model_validate(small_family()))
     for name, drafter in engine.drafters.items():
         engine.drafters[name] = Recorded(drafter)
     return engine
