@@ -30,6 +30,7 @@ from benchmarks import (
 )
 from benchmarks.arrivals import Arrivals
 from benchmarks.cli_common import (
+    ApiKey,
     JsonFile,
     MaxTokens,
     Prompts,
@@ -127,7 +128,7 @@ def serve(
     baseline_requests: Annotated[int, typer.Option(min=1, help="Per class, for relative objectives.")] = 4,
     warmups: Annotated[int, typer.Option(min=0, help="Requests before measuring.")] = 2,
     seed: Seed = 0,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.")] = None,
+    api_key: ApiKey = None,
     timeout: Annotated[float, typer.Option(help="Longest silence on a stream, in seconds.")] = 300.0,
     details: Annotated[bool, typer.Option(help="Put every request into the JSON file.")] = False,
     json_file: JsonFile = None,
@@ -274,6 +275,7 @@ def lossless(
         float, typer.Option(help="Score gap below which a difference is a near tie.")
     ] = 1e-4,
     seed: Seed = 0,
+    api_key: ApiKey = None,
     json_file: JsonFile = None,
 ) -> None:
     """Check that outputs through the whole system equal the target's own; exits 1 if any does not."""
@@ -302,6 +304,7 @@ def lossless(
         seed=seed,
         quantization=quantization,
         adapter=adapter,
+        api_key=api_key,
         **({} if target is None else {"target": target}),
     )
     try:

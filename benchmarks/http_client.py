@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -36,8 +37,10 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        # aiohttp's own context has read which authorities are trusted (SSL_CERT_FILE) when it was imported.
+        trusted = ssl.create_default_context() if self.url.startswith("https:") else True
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s, ssl=trusted),
             headers=self._headers,
             timeout=self._timeout,
             read_bufsize=1 << 18,

@@ -64,6 +64,7 @@ class LosslessOptions:
     max_tokens: int | None = None
     tolerance: float = TOLERANCE
     seed: int = 0
+    api_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -269,7 +270,8 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
         loaded, count=options.num_prompts, shares=shares, max_tokens=options.max_tokens, seed=options.seed
     )
     encoded = [reference.encode(request.prompt) for request in requests]
-    async with LoadClient(options.url, options.model or "", send_slo=False) as client:
+    client = LoadClient(options.url, options.model or "", send_slo=False, api_key=options.api_key)
+    async with client:
         client.model = await find_model(client, options.model)
         drafters = options.drafters
         if drafters is None:
@@ -301,7 +303,7 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
     return {
         "benchmark": "lossless",
         "environment": environment.describe(),
-        "options": asdict(options),
+        "options": asdict(options) | {"api_key": None},
         "num_unproven": unproven,
         "without_accepted_drafts": [f"{result.mode}: {result.variant}" for result in idle],
         "results": [asdict(result) for result in suite.results],

@@ -86,8 +86,7 @@ class StepPlanner:
         """Whether a drafter should read the request's prompt at all."""
         if self._never_drafts:
             return False
-        is_resting = self._sends_ahead and self.is_resting(self.num_running, self.totals.steps)
-        return self.proposing.reads(request.order, self.num_running, is_resting=is_resting)
+        return self.proposing.reads(request.order, self.num_running)
 
     def draft(
         self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int

@@ -47,13 +47,13 @@ class Proposing:
         """Whether drafts are proposed often enough for drafters to read prompts."""
         return num_running <= FEW_REQUESTS or self.share(num_running) >= LEAST
 
-    def reads(self, order: int, num_running: int, *, is_resting: bool) -> bool:
+    def reads(self, order: int, num_running: int) -> bool:
         """Whether drafters read the prompt of the request that came as number `order`.
 
-        While the policy rests (and steps are sent ahead, which wait for drafters that read), what one reads
-        may never be asked for; whoever drafts after it catches up.
+        Also while the policy rests: who was not read is not drafted for when it looks again, and for want of
+        drafts it would rest on.
         """
-        if num_running <= FEW_REQUESTS or (self.pays(num_running) and not is_resting):
+        if self.pays(num_running):
             return True
         return order % (PROBE_REQUESTS if self.share(num_running) >= HARDLY_EVER else SELDOM_REQUESTS) == 0
 

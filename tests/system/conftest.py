@@ -26,20 +26,30 @@ from zoo.registry import ADAPTER, EAGLE
 WORKERS = ("DrafterWorker", "VerifierWorker")
 
 
+def headers_of(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
 @dataclass(frozen=True)
 class Server:
-    """A running server."""
+    """A running server, and the key that it is asked with."""
 
     url: str
     model: str
     config: FlotillaConfig
+    key: str | None = None
 
     @property
     def grpc_address(self) -> str:
         return f"127.0.0.1:{self.config.grpc.port}"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return headers_of(self.key)
+
     def post(self, path: str, body: object, **options: object) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=120, **options)  # type: ignore[arg-type]
+        asked: dict[str, object] = {"headers": self.headers, "timeout": 120, **options}
+        return httpx.post(f"{self.url}{path}", json=body, **asked)  # type: ignore[arg-type]
 
     def complete(self, prompt: str, **fields: object) -> dict:  # type: ignore[type-arg]
         body = {"model": self.model, "prompt": prompt, "temperature": 0, "max_tokens": 32, **fields}
@@ -146,13 +156,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(config: FlotillaConfig) -> Iterator[Server]:
+def start(config: FlotillaConfig, key: str | None = None) -> Iterator[Server]:
     """Serve `config` until the generator is closed; one server at a time, as Ray is one per machine."""
     from deployments.serving import running
 
     with running(config) as url:
-        model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
-        yield Server(url, model, config)
+        listed = httpx.get(f"{url}/v1/models", headers=headers_of(key), timeout=30).json()
+        yield Server(url, listed["data"][0]["id"], config, key)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Two tensor-parallel ranks, chains, two micro-batches, a KV pool too small: still the target's own text."""
+"""Two tensor-parallel ranks, chains, two micro-batches, a KV pool too small: still the target's own text.
+
+Behind keys and TLS, which take no server of their own so.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from benchmarks.lossless import LosslessOptions, run
 from cluster.placement import rank_name
 from deployments import cli
 from tests.own_processes import own_processes
-from tests.system.conftest import Server, small_demo, start, with_profile
+from tests.system.conftest import Server, free_port, small_demo, start, with_profile
+from tests.system.keys_and_tls import Secured, check_keys_and_tls, secured_in
 
 pytestmark = pytest.mark.system
 
@@ -31,7 +35,17 @@ PROMPTS = [f"def function_{number}(value, other):\n    " for number in range(4)]
 
 
 @pytest.fixture(scope="module")
-def server(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Secured:
+    return secured_in(tmp_path_factory.mktemp("secured"))
+
+
+@pytest.fixture(scope="module")
+def server(shared_ray: None, secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    changes: dict[str, object] = {
+        f"{section}__{field}": value
+        for section, fields in secured.changes.items()
+        for field, value in fields.items()
+    }
     # Each further drafter is a process to start; none of these tests is about which drafter drafts.
     config = small_demo(
         drafters=("general-2x192", "prompt-lookup"),
@@ -42,10 +56,17 @@ def server(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         scheduler__micro_batches=2,
         pool__standby=0,
         debug__timeline=20_000,
+        grpc__enabled=True,
+        grpc__port=free_port(),
         health__silent_s=2.0,
         health__orphan_s=240.0,  # a new cell may take a minute where tests run beside
+        **changes,
     )
-    yield from start(with_profile(config, tmp_path_factory.mktemp("ranks") / "costs.json"))
+    key = secured.keys["environment"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOTILLA_API_KEY", key)
+        patch.setenv("SSL_CERT_FILE", str(secured.authority_file))
+        yield from start(with_profile(config, tmp_path_factory.mktemp("ranks") / "costs.json"), key)
 
 
 def ask(server: Server, prompt: str) -> tuple[str, int]:
@@ -62,10 +83,16 @@ def undisturbed(server: Server) -> list[tuple[str, int]]:
 
 
 def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
-    options = LosslessOptions(server.url, server.model, num_prompts=3, max_tokens=28, drafters=())
+    options = LosslessOptions(
+        server.url, server.model, num_prompts=3, max_tokens=28, drafters=(), api_key=server.key
+    )
     report = asyncio.run(run(options))
     assert report["num_unproven"] == 0
     assert any(result["receipts"]["num_verified"] > 0 for result in report["results"])
+
+
+def test_keys_and_tls_work_and_nothing_secret_is_kept(server: Server, secured: Secured) -> None:
+    check_keys_and_tls(server, secured)
 
 
 @pytest.mark.thorough
@@ -80,7 +107,7 @@ def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
 
 
 def workers(server: Server) -> dict[str, dict[str, Any]]:
-    answer = httpx.get(f"{server.url}/debug/workers", timeout=30).json()
+    answer = httpx.get(f"{server.url}/debug/workers", headers=server.headers, timeout=30).json()
     return {one["process"]: one for one in answer["data"]}
 
 
