@@ -74,7 +74,7 @@ def test_every_top_level_package_is_under_import_contracts_and_types() -> None:
 
 def test_a_file_fits_in_one_head() -> None:
     num_lines = {relative(path): len(path.read_text().splitlines()) for path in PYTHON_FILES}
-    assert len(num_lines) > 1000
+    assert num_lines
     too_long = {name: count for name, count in num_lines.items() if count > MAX_FILE_LINES}
     assert not too_long, "split them by concept"
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
-from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from engine.triton_attention import TritonAttention
+from tests.cluster.small_family import small_family
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -27,9 +25,8 @@ MODES = (
 
 
 def outputs(attention: str) -> tuple[LocalEngine, list[list[int]]]:
-    raw: dict[str, Any] = demo_config().model_dump()
-    raw["target"]["path"] = "zoo:drafter-general-2x192"  # the interpreter is slow
-    raw["drafters"] = [part for part in raw["drafters"] if part["kind"] == "model"][1:2]
+    raw = small_family()  # the interpreter is slow
+    raw["drafters"] = raw["drafters"][:1]
     for part in (raw["target"], *raw["drafters"]):
         part |= {"num_slots": 512, "attention": attention, "runner": "lean"}
     engine = LocalEngine(FlotillaConfig.model_validate(raw))

@@ -47,9 +47,9 @@ class Server:
     def headers(self) -> dict[str, str]:
         return headers_of(self.key)
 
-    def post(self, path: str, body: object, **options: object) -> httpx.Response:
-        asked: dict[str, object] = {"headers": self.headers, "timeout": 120, **options}
-        return httpx.post(f"{self.url}{path}", json=body, **asked)  # type: ignore[arg-type]
+    def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+        headers = self.headers | (headers or {})
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
 
     def complete(self, prompt: str, **fields: object) -> dict:  # type: ignore[type-arg]
         body = {"model": self.model, "prompt": prompt, "temperature": 0, "max_tokens": 32, **fields}

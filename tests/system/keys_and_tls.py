@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -19,7 +18,7 @@ from deployments import cli
 from deployments.api_keys import new_key
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
-from tests.system.conftest import Server, headers_of
+from tests.system.conftest import Server, free_port, headers_of
 
 PROMPT = "def quokka_enclosure(capybara_visitors):\n    "
 
@@ -29,14 +28,14 @@ class Secured:
     """An authority, keys of a file and of the environment, and where the system keeps its records.
 
     Attributes:
-        changes: of a configuration that uses them, by section.
+        changes: of a configuration that uses them, as `small_demo` takes them.
     """
 
     authority: trustme.CA
     authority_file: Path
     keys: dict[str, str]
     records: Path
-    changes: dict[str, dict[str, Any]]
+    changes: dict[str, object]
 
     def client(self, url: str, key: str | None) -> httpx.Client:
         context = ssl.create_default_context()
@@ -56,11 +55,17 @@ def secured_in(directory: Path) -> Secured:
     made = CliRunner().invoke(cli.app, ["keys", "create", "team", "-f", str(directory / "keys.yaml")])
     records = directory / "records"
     records.mkdir()
-    changes: dict[str, dict[str, Any]] = {
-        "http": {"tls_certificate": directory / "chain.pem", "tls_key": directory / "key.pem"},
-        "security": {"keys_file": directory / "keys.yaml", "require_keys": True},
-        "debug": {"decisions_file": records / "decisions.jsonl"},
-        "log": {"file": records / "log.jsonl", "format": "json", "level": "debug"},
+    changes: dict[str, object] = {
+        "http__tls_certificate": directory / "chain.pem",
+        "http__tls_key": directory / "key.pem",
+        "grpc__enabled": True,
+        "grpc__port": free_port(),
+        "security__keys_file": directory / "keys.yaml",
+        "security__require_keys": True,
+        "debug__decisions_file": records / "decisions.jsonl",
+        "log__file": records / "log.jsonl",
+        "log__format": "json",
+        "log__level": "debug",
     }
     keys = {"team": made.stdout.splitlines()[-1], "environment": new_key()}
     return Secured(authority, authority_file, keys, records, changes)

@@ -24,7 +24,7 @@ from benchmarks.lossless import LosslessOptions, run
 from cluster.placement import rank_name
 from deployments import cli
 from tests.own_processes import own_processes
-from tests.system.conftest import Server, free_port, small_demo, start, with_profile
+from tests.system.conftest import Server, small_demo, start, with_profile
 from tests.system.keys_and_tls import Secured, check_keys_and_tls, secured_in
 
 pytestmark = pytest.mark.system
@@ -41,11 +41,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Secured:
 
 @pytest.fixture(scope="module")
 def server(shared_ray: None, secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    changes: dict[str, object] = {
-        f"{section}__{field}": value
-        for section, fields in secured.changes.items()
-        for field, value in fields.items()
-    }
     # Each further drafter is a process to start; none of these tests is about which drafter drafts.
     config = small_demo(
         drafters=("general-2x192", "prompt-lookup"),
@@ -56,11 +51,9 @@ def server(shared_ray: None, secured: Secured, tmp_path_factory: pytest.TempPath
         scheduler__micro_batches=2,
         pool__standby=0,
         debug__timeline=20_000,
-        grpc__enabled=True,
-        grpc__port=free_port(),
         health__silent_s=2.0,
         health__orphan_s=240.0,  # a new cell may take a minute where tests run beside
-        **changes,
+        **secured.changes,
     )
     key = secured.keys["environment"]
     with pytest.MonkeyPatch.context() as patch:
