@@ -16,6 +16,7 @@ from benchmarks.local_engine import submission
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
 from cluster.priority import use_ordinary_priority
+from cluster.process_environment import take_on
 from deployments.cell_client import CellClient
 
 READY_TIMEOUT_S = 300.0
@@ -30,15 +31,10 @@ def start_ray(num_cpus: int = 64) -> None:
     if ray.is_initialized():
         return
     root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    take_on()
     use_ordinary_priority()
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
+    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=False)
 
 
 class CellEngine:

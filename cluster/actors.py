@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -32,6 +32,7 @@ from cluster.log_files import log_to_files
 from cluster.logs import Fields
 from cluster.model_paths import model_directory
 from cluster.observability_config import LogConfig
+from cluster.process_environment import take_on
 from cluster.rank import Rank
 from cluster.step_server import StepServer
 from cluster.worker_lease import Lease
@@ -67,9 +68,11 @@ class _Worker(ABC):
     Args:
         orphan_s: the process outlives its cell so long, for another to take it over; None if Ray ends it
             together with the cell that made it.
+        environment: variables of the process, set before it imports what reads them.
     """
 
-    def __init__(self, orphan_s: float | None = None) -> None:
+    def __init__(self, orphan_s: float | None = None, environment: Mapping[str, str] | None = None) -> None:
+        take_on(environment or {})
         self._server: StepServer | None = None
         self._lease: Lease | None = None
         self._is_taken = False
@@ -189,8 +192,8 @@ class _Worker(ABC):
 class DrafterWorker(_Worker):
     """A drafter in a process of its own."""
 
-    def __init__(self, orphan_s: float | None = None) -> None:
-        super().__init__(orphan_s)
+    def __init__(self, orphan_s: float | None = None, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(orphan_s, environment)
         self._drafter: Drafter | None = None
         self._service: DraftService | None = None
         self._idle = self._draft_ahead
@@ -251,8 +254,8 @@ class DrafterWorker(_Worker):
 class VerifierWorker(_Worker):
     """One tensor-parallel rank of the target in a process of its own."""
 
-    def __init__(self, orphan_s: float | None = None) -> None:
-        super().__init__(orphan_s)
+    def __init__(self, orphan_s: float | None = None, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(orphan_s, environment)
         self._target: Target | None = None
         self._rank = 0
         self._claim: CoreClaim | None = None

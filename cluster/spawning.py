@@ -1,18 +1,13 @@
-"""Making and ending the actors of workers, with the environment their processes start in."""
+"""Making and ending the actors of workers, with the environment their processes run in."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 import ray
 
-# Environment of every worker: one torch thread each, and no spinning while others compute.
-WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
-# Has torch multiply on GPUs by cuBLASLt, which takes 4 % less of an 8B step with 64 rows on an H200, and as
-# long with few. Read when torch is imported.
-CUBLASLT = "TORCH_BLAS_PREFER_CUBLASLT"
+from cluster.process_environment import worker_environment
 
 
 def spawn(worker: type[Any], options: dict[str, Any], orphan_s: float | None = None) -> Any:
@@ -24,22 +19,8 @@ def spawn(worker: type[Any], options: dict[str, Any], orphan_s: float | None = N
         orphan_s: how long it outlives its cell, if `options` make it detached.
     """
     environment = worker_environment(options.get("num_gpus", 0.0))
-    return (
-        ray.remote(worker)
-        .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment}, **options)
-        .remote(orphan_s)
-    )
-
-
-def worker_environment(num_gpus: float) -> dict[str, str]:
-    """Environment variables of a worker that reserves so many GPUs.
-
-    Which it sees Ray says where it reserves some; where none, Ray leaves it all of the node's, and with
-    `device: auto` it would take the first, beside whoever has reserved that.
-    """
-    if num_gpus > 0:
-        return {**WORKER_ENV, CUBLASLT: os.environ.get(CUBLASLT, "1")}
-    return {**WORKER_ENV, "CUDA_VISIBLE_DEVICES": ""}
+    actor = ray.remote(worker).options(max_restarts=0, max_task_retries=0, **options)
+    return actor.remote(orphan_s, environment)
 
 
 def end(actor: Any) -> None:

@@ -17,18 +17,6 @@ from deployments.names import APP_NAME as APP_NAME
 
 CELL_NAME = "Cell"
 
-#: Of every process: one torch thread, because on few cores the threads of several workers fight, and two
-#: arenas of glibc's allocator. By default there are eight for each core, and Ray's threads take turns in all
-#: of them: each grows by itself, and what is freed in one is of no use to the others.
-WORKER_ENVIRONMENT = {
-    "MALLOC_ARENA_MAX": "2",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
-
 #: Of a custom resource: enough to be where it is, without using it up.
 TOKEN_AMOUNT = 0.001
 
@@ -105,5 +93,4 @@ def _actor(placement: ReplicaPlacementConfig) -> dict[str, Any]:
     return {
         "num_cpus": placement.num_cpus,
         "resources": dict(placement.resources),
-        "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
     }

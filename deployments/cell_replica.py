@@ -14,6 +14,7 @@ from cluster.cell import Cell
 from cluster.config import FlotillaConfig
 from cluster.log_files import log_to_files
 from cluster.members import REPORT_INTERVAL_S, Member
+from cluster.process_environment import take_on
 from cluster.served_target import served_target
 from deployments.directory import DirectoryClient
 from deployments.metric_server import MetricServer
@@ -42,6 +43,7 @@ class CellReplica(Cell):
 
     # Ray Serve awaits constructors that are coroutines; Python's own rule, which mypy knows, has none.
     async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
+        take_on()
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         super().__init__(config, context.app_name, self._id)

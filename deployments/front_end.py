@@ -21,6 +21,7 @@ from cluster.log_files import log_to_files
 from cluster.members import Member
 from cluster.mirrored_log import IS_SHOWN
 from cluster.model_paths import model_directory
+from cluster.process_environment import take_on
 from cluster.served_target import served_target
 from deployments.admin_api import Instances
 from deployments.api_service import ApiService
@@ -136,6 +137,7 @@ class FrontEnd(GrpcReplica):
     """One replica: tokenizer, API, and connections to the cells."""
 
     def __init__(self, config: dict[str, Any], cell: DeploymentHandle, directory: DeploymentHandle) -> None:
+        take_on()
         self._config = FlotillaConfig.model_validate(config)
         self._cell = cell
         target = self._config.target

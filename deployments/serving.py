@@ -35,9 +35,10 @@ from cluster.log_files import session_directory, shown_logs
 from cluster.mirrored_log import ShownLog
 from cluster.model_paths import model_directory
 from cluster.priority import use_ordinary_priority
+from cluster.process_environment import take_on
 from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
-from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
+from deployments.application import APP_NAME, CELL_NAME, build_app
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
 from deployments.preflight import StartError
 from deployments.reserved_ports import ReservedPorts
@@ -272,7 +273,7 @@ def _start_ray(config: FlotillaConfig) -> None:
         return
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    os.environ.update(WORKER_ENVIRONMENT)
+    take_on()
     use_ordinary_priority()
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if "RAY_ADDRESS" in os.environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import logging
 import os
@@ -38,7 +39,7 @@ _OWN_CACHE = None if "FLOTILLA_CACHE" in os.environ else tempfile.mkdtemp(prefix
 os.environ.setdefault("FLOTILLA_CACHE", _OWN_CACHE or "")
 # Each HTTP client reads the machine's certificates, whatever it is for: fifty milliseconds for a hundred of
 # them, of which no test needs one.
-if _OWN_CACHE is not None and "SSL_CERT_FILE" not in os.environ and find_spec("trustme"):
+if _OWN_CACHE is not None and find_spec("trustme"):
     import trustme
 
     os.environ["SSL_CERT_FILE"] = str(Path(_OWN_CACHE, "certificate.pem"))
@@ -83,6 +84,9 @@ def pytest_collection_finish() -> None:
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch.") and isinstance(logger, logging.Logger):
             logger.propagate = True
+    # Each call of a command in a test would make all of them anew from their signatures: 0.1 s.
+    if typer := sys.modules.get("typer.testing"):
+        typer._get_command = functools.cache(typer._get_command)
     gc.freeze()
     gc.enable()
     make_quick()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import re
 import subprocess
 import sys
@@ -34,11 +36,13 @@ PURE_MODULES = (
 PURE_PACKAGES = ("cluster/batching", "cluster/policies", "selector")
 
 
-def own_files(pattern: str) -> Iterator[Path]:
-    for path in sorted(ROOT.rglob(pattern)):
-        parts = path.relative_to(ROOT).parts
-        if not NOT_OURS.intersection(parts) and not any(part.startswith(".") for part in parts):
-            yield path
+def own_files(pattern: str) -> list[Path]:
+    """All but what is hidden or installed, which is not even walked: there are fifty thousand files of it."""
+    found: list[Path] = []
+    for folder, inner, files in os.walk(ROOT):
+        inner[:] = [name for name in inner if name not in NOT_OURS and not name.startswith(".")]
+        found += [Path(folder, name) for name in fnmatch.filter(files, pattern) if not name.startswith(".")]
+    return sorted(found)
 
 
 def module_name(path: Path) -> str:
@@ -47,7 +51,7 @@ def module_name(path: Path) -> str:
 
 
 PYTHON_FILES = [path for path in own_files("*.py") if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
-DOCUMENTS = [*own_files("*.md")]
+DOCUMENTS = own_files("*.md")
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 
 

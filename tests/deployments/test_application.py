@@ -8,14 +8,23 @@ from cluster.config import FlotillaConfig
 from deployments.application import build_app
 
 
-def asked(scaling: dict[str, Any]) -> dict[str, tuple[float, dict[str, float]]]:
-    """CPUs and custom resources by deployment."""
+def options(scaling: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of the actors of replicas, by deployment."""
     config = FlotillaConfig.model_validate({"target": {"path": "x"}, "scaling": scaling})
     front_end = build_app(config)._bound_deployment
     _, cell, directory = front_end.init_args
     deployments = [front_end, cell._bound_deployment, directory._bound_deployment]
-    options = {each.name: each.ray_actor_options for each in deployments}
-    return {name: (found["num_cpus"], found["resources"]) for name, found in options.items()}
+    return {each.name: each.ray_actor_options for each in deployments}
+
+
+def asked(scaling: dict[str, Any]) -> dict[str, tuple[float, dict[str, float]]]:
+    """CPUs and custom resources by deployment."""
+    return {name: (found["num_cpus"], found["resources"]) for name, found in options(scaling).items()}
+
+
+def test_no_replica_is_made_by_way_of_another_process() -> None:
+    """As one with an environment of its own would be: Ray starts a process that imports Ray to set it."""
+    assert all(not found.get("runtime_env") for found in options({}).values())
 
 
 def test_nothing_is_asked_for_by_default() -> None:

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
+from cluster.process_environment import PROCESS_ENVIRONMENT
 from deployments import preflight
 from deployments.api_keys import hash_key
-from deployments.application import WORKER_ENVIRONMENT
 from deployments.demo import demo_config
 from deployments.listening import shared_listener
 from deployments.startup import Startup
@@ -196,7 +196,7 @@ def test_threads_share_what_is_freed() -> None:
     """Ray has tens of threads in each process; by default they take turns in eight arenas for each core."""
     run = subprocess.run(
         [sys.executable, "-c", _MANY_THREADS],
-        env={**os.environ, **WORKER_ENVIRONMENT},
+        env={**os.environ, **PROCESS_ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=60,

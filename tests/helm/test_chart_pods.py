@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cluster.process_environment import PROCESS_ENVIRONMENT
 from tests.helm import list_map_keys
 from tests.helm.operator_rules import violations
 from tests.helm.rayservice_crd import check_crd
@@ -85,6 +86,16 @@ def test_names_that_are_cut_are_apart() -> None:
 def every_variable(value: str) -> list[dict[str, str]]:
     """Those that the chart sets, each set by the user."""
     return [{"name": name, "value": value} for name in env(scenario("cpu-demo"))]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ray_runs_in_the_environment_that_processes_take_on(name: str) -> None:
+    """They could not set the arenas of an allocator that has begun."""
+    spec = cluster(scenario(name))
+    for each in [spec["headGroupSpec"], *spec.get("workerGroupSpecs", [])]:
+        (ray, *_) = each["template"]["spec"]["containers"]
+        found = {variable["name"]: variable.get("value") for variable in ray["env"]}
+        assert found.items() >= PROCESS_ENVIRONMENT.items()
 
 
 def test_a_variable_of_ones_own_wins_over_the_charts_and_a_groups_over_all() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Collection, Iterator
@@ -16,7 +15,7 @@ from ray.cluster_utils import Cluster
 
 from cluster.config import FlotillaConfig
 from cluster.priority import use_ordinary_priority
-from deployments.application import WORKER_ENVIRONMENT
+from cluster.process_environment import take_on
 from deployments.demo import demo_config
 from tests.cluster.test_profile_file import profile_of
 from tests.own_processes import own_processes
@@ -110,7 +109,7 @@ class SharedRay:
     def address(self) -> str:
         """Where to join; started if there is none."""
         if self._cluster is None:
-            os.environ.update(WORKER_ENVIRONMENT)
+            take_on()
             use_ordinary_priority()
             self._cluster = Cluster()
             self._cluster.add_node(num_cpus=16, object_store_memory=200 << 20, include_dashboard=False)

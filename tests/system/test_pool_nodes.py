@@ -18,8 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
 from cluster.placement import rank_name
+from cluster.process_environment import take_on
 from cluster.stream_messages import Speculation, Submit
-from deployments.application import WORKER_ENVIRONMENT
 from deployments.cell_client import CellClient
 from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
@@ -89,7 +89,7 @@ class Machines:
 def machines(own_ray: None) -> Iterator[Machines]:
     root = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    os.environ.update(WORKER_ENVIRONMENT)
+    take_on()
     made = Machines()
     made.add("head", 0)
     made.add("engine", 2, role="target")

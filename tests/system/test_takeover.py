@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,7 @@ from cluster.actors import DrafterWorker
 from cluster.drafter_config import PromptLookupConfig
 from cluster.log_files import log_directory
 from cluster.observability_config import LogConfig
+from cluster.process_environment import worker_environment
 from cluster.spawning import end, spawn
 from cluster.step_client import StepClient
 from cluster.takeover import Takeover
@@ -104,9 +107,20 @@ def spec() -> RequestSpec:
 
 
 @pytest.mark.usefixtures("cluster")
-async def test_a_worker_that_reserves_no_gpu_sees_none() -> None:
-    worker, pid, _ = await loaded()
-    assert psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] == ""
+async def test_a_worker_that_reserves_no_gpu_sees_none_and_takes_one_process_to_start() -> None:
+    class Observed(DrafterWorker):
+        def environment(self) -> dict[str, str]:
+            assert "torch" not in sys.modules, "too late: torch has read it"
+            return dict(os.environ)
+
+        def runtime_environment(self) -> str:
+            return ray.get_runtime_context().get_runtime_env_string()
+
+    worker = spawn(Observed, {"num_cpus": 0})
+    assert worker_environment(0).items() <= (await worker.environment.remote()).items()
+    assert await worker.runtime_environment.remote() == "{}", (
+        "Ray makes a process for it that makes the worker"
+    )
     end(worker)
 
 

@@ -10,6 +10,19 @@
 {{- end }}
 
 {{/*
+Beside it, of Ray's containers: cluster/process_environment.py. Ray's processes have it from here, and the arenas of glibc's
+allocator, which it reads when a process starts, from nowhere else.
+*/}}
+{{- define "flotilla.processEnv" -}}
+- {name: MALLOC_ARENA_MAX, value: "2"}
+- {name: OMP_NUM_THREADS, value: "1"}
+- {name: MKL_NUM_THREADS, value: "1"}
+- {name: OMP_WAIT_POLICY, value: PASSIVE}
+- {name: TOKENIZERS_PARALLELISM, value: "false"}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+
+{{/*
 Of variables in the order given, the last one of each name: the API server refuses a name that comes twice. It stays where it is,
 behind variables that its value may refer to.
 */}}

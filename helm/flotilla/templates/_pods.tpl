@@ -98,7 +98,7 @@ spec:
       {{- end }}
       env:
         {{- $env := include "flotilla.env" $root | fromYamlArray }}
-        {{- $env = append $env (dict "name" "HF_HUB_OFFLINE" "value" "1") }}
+        {{- $env = concat $env (include "flotilla.processEnv" $root | fromYamlArray) }}
         {{- $env = append $env (dict "name" "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "value" (include "flotilla.drainTimeout" .)) }}
         {{- include "flotilla.lastOfEachName" (concat $env $values.pods.env (default (list) $group.env)) | nindent 8 }}
       {{- with $values.pods.envFrom }}
