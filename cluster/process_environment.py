@@ -3,7 +3,7 @@
 Ray starts processes with the environment of their node, which has it from whoever started that: `flotilla
 serve` on one machine, the chart in its pods. Processes take it on themselves, too, for nodes that somebody
 else started. Ray's `runtime_env` would start a process for each that imports Ray before it becomes the real
-one: a quarter of what starting a system takes (docs/decisions/0089-no-runtime-environments.md).
+one: a fifth of what starting a system takes (docs/decisions/0089-no-runtime-environments.md).
 """
 
 from __future__ import annotations

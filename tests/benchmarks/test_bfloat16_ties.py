@@ -17,7 +17,7 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.runner import KeyTokens, ModelShape, Segment
 from tests.random_llama import random_llama
-from zoo.registry import load_prompts, spread
+from zoo.registry import DRAFTERS, load_prompts, spread
 
 #: Of bfloat16, between 8 and 16.
 UNIT = 2.0**-4
@@ -152,9 +152,10 @@ def test_an_end_token_ends_an_answer(model: torch.nn.Module) -> None:
     assert len(ended[1]) <= 5
 
 
-def test_the_command_measures_the_demo_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ties.json"
-    assert main(["--device", "cpu", "--prompts", "2", "--tokens", "3", "--json", str(file)]) == 0
+    small = ["--path", f"zoo:{DRAFTERS[0]}", "--prompts", "2", "--tokens", "3"]
+    assert main(["--device", "cpu", *small, "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     assert [one["dtype"] for one in record["results"]] == ["bfloat16", "float32"]
     assert all(2 <= one["positions"] <= 6 for one in record["results"])
