@@ -85,8 +85,9 @@ def pytest_collection_finish() -> None:
         if name.startswith("torch.") and isinstance(logger, logging.Logger):
             logger.propagate = True
     # Each call of a command in a test would make all of them anew from their signatures: 0.1 s.
-    if typer := sys.modules.get("typer.testing"):
-        typer._get_command = functools.cache(typer._get_command)
+    testing: Any = sys.modules.get("typer.testing")
+    if hasattr(testing, "_get_command"):
+        testing._get_command = functools.cache(testing._get_command)
     gc.freeze()
     gc.enable()
     make_quick()

@@ -57,10 +57,11 @@ def test_an_adapter_is_a_model_of_its_own(server: Server) -> None:
     adapter_over_http.check_adapter(server)
 
 
-def test_workers_have_the_priority_of_other_programs(server: Server) -> None:
+def test_workers_have_the_priority_of_other_programs_and_share_what_is_freed(server: Server) -> None:
     """By default Ray starts them at a lower one, and a client on this machine would slow them down."""
     own = psutil.Process()
     workers = [child for child in own.children(recursive=True) if child.name().startswith("ray::")]
+    assert {worker.environ().get("MALLOC_ARENA_MAX") for worker in workers} == {"2"}
     names = " ".join(worker.name() for worker in workers)
     assert "VerifierWorker" in names, names
     assert "DrafterWorker" in names, names
