@@ -88,6 +88,10 @@ def pytest_collection_finish() -> None:
     testing: Any = sys.modules.get("typer.testing")
     if hasattr(testing, "_get_command"):
         testing._get_command = functools.cache(testing._get_command)
+    if "hypothesis" in sys.modules:
+        from tests import examples
+
+        examples.tell_of_utf_8()
     gc.freeze()
     gc.enable()
     make_quick()

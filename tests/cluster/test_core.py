@@ -186,7 +186,7 @@ class World:
 @pytest.mark.parametrize("micro_batches", [1, 3, "auto"])
 def test_every_policy_returns_the_targets_own_text(policy: str, micro_batches: int | str) -> None:
     world = World(3, policy, micro_batches)
-    for number in range(30):
+    for number in range(20):
         world.send(submit(number, world.rng))
         if number % 3 == 0:
             world.answer_one()

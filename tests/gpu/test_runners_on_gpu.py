@@ -47,7 +47,11 @@ def test_noise_is_the_same_on_both_devices(cuda: torch.device) -> None:
     assert float((noise == expected).float().mean()) > 0.9999
 
 
-@pytest.mark.parametrize("runner", ["lean", "hf"])
+# Emulated, forwards of Transformers models in test_hf_runner_on_gpu.py do.
+of_transformers = pytest.param("hf", marks=[pytest.mark.thorough] if emulated_cuda.IS_NEEDED else [])
+
+
+@pytest.mark.parametrize("runner", ["lean", of_transformers])
 def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, target: Path, tmp_path: Path) -> None:
     # Triton's interpreter would take half a minute for the self-tests.
     attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
