@@ -203,16 +203,30 @@ class GrpcThread:
             started.set_result((asyncio.get_running_loop(), server))
             await server.wait_for_termination()
 
-        threading.Thread(target=lambda: asyncio.run(serve()), name="grpc", daemon=True).start()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ended.set_running_or_notify_cancel()  # who no longer waits for it does not cancel it
+
+        def run() -> None:
+            try:
+                asyncio.run(serve())
+            finally:
+                self._ended.set_result(None)
+
+        threading.Thread(target=run, name="grpc", daemon=True).start()
         self._loop, self._server = started.result(_START_TIMEOUT_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new calls, and let those there are end within `timeout_s`; then they are cut off."""
-        if self._loop.is_running():
+        stop = self._server.stop(timeout_s)
+        try:
             self._loop.call_soon_threadsafe(self._leaving.set)
-            stopping = asyncio.run_coroutine_threadsafe(self._server.stop(timeout_s), self._loop)
-            # The loop ends with the server, and mostly cancels the answer: only that there is one counts.
-            done, _ = await asyncio.wait({asyncio.wrap_future(stopping)}, timeout=timeout_s + 1.0)
-            for answer in done:
-                if not answer.cancelled() and (error := answer.exception()):
-                    _log.warning("gRPC calls were not ended in order: %r", error)
+            stopping = asyncio.run_coroutine_threadsafe(stop, self._loop)
+        except RuntimeError:  # the loop is closed: it has ended with the server
+            stop.close()
+            return
+        # The loop ends with the server, and may take the answer along, or not even hear of the call.
+        answer, ended = asyncio.wrap_future(stopping), asyncio.wrap_future(self._ended)
+        await asyncio.wait({answer, ended}, timeout=timeout_s + 1.0, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if answer.done() and not answer.cancelled() and (error := answer.exception()):
+            _log.warning("gRPC calls were not ended in order: %r", error)
