@@ -76,7 +76,7 @@ class SchedulerCore:
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self.planned_ahead = PlannedAhead(self.planner, self.verify_calls, config)
         self.sending_ahead = SendingAhead(self.planned_ahead, self.batcher, self.micro_batches)
-        self.door = Door(config, cost, self.batcher.headroom)
+        self.door = Door(config, cost, self.batcher.headroom, self.batcher.background_headroom)
         pace, forecast = self.batcher.pace, self.door.forecast
         self.learning = Learning(cost, self.planned_ahead, pace, self.micro_batches, forecast)
         self._next_order = 0

@@ -6,7 +6,7 @@ turned around, and prompts are ordered by deadline and length. Without objective
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cluster.admission import Room
@@ -93,20 +93,40 @@ class Flotilla:
             return False
         return any(not has_objective(request) and request.num_preemptions == 0 for request in running)
 
-    def most_best_effort(
-        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
-    ) -> int | None:
-        """As many as the time per token of those with objectives allows, and a few at least (`HoldsBack`)."""
+    def held_back(
+        self,
+        best_effort: Sequence[Request],
+        waiting: Sequence[Request],
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> Sequence[Request]:
+        """All but as many as the time per token of those with objectives allows, and a few (`HoldsBack`).
+
+        The background is held to more headroom, and but one of it runs whatever it costs the others.
+        """
         paced = [r for r in (*running, *waiting) if _can_be_paced(r, context)]
         if not paced:
-            return None
-        limit = batch_limit(paced, context, 1.0 - context.headroom)
-        if limit >= context.max_running:
-            return None
-        num_running = sum(not has_objective(request) for request in running)
-        least = max(1, int(BEST_EFFORT_SHARE * context.max_running)) - num_running
-        num_coming = sum(map(has_objective, waiting))
-        return max(0, least, limit - len(running) - num_coming)
+            return []
+        most_urgent = _most_urgent(paced)
+        here = [r for r in running if not has_objective(r)]
+        num_background = sum(is_background(r, most_urgent) for r in here)
+        num_taken = len(running) + sum(map(has_objective, waiting))
+        held: list[Request] = []
+        for is_behind, headroom, least in (
+            (False, context.headroom, max(1, int(BEST_EFFORT_SHARE * context.max_running))),
+            (True, context.background_headroom, 1),
+        ):
+            of_kind = [r for r in best_effort if is_background(r, most_urgent) is is_behind]
+            if not of_kind:
+                continue
+            limit = batch_limit(paced, context, 1.0 - headroom)
+            if limit < context.max_running:
+                num_here = num_background if is_behind else len(here) - num_background
+                most = max(0, least - num_here, limit - num_taken)
+                held += of_kind[most:]
+                of_kind = of_kind[:most]
+            num_taken += len(of_kind)
+        return held
 
     def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
         """Deadline and length, within a priority level (`OrdersQueue`)."""
@@ -136,7 +156,7 @@ class Flotilla:
 
         Elsewhere a prompt waits for nobody: it would be read a call later, for as long, and by then those who
         decode are mostly the same. Once one has waited for its patience, `PROMPT_PATIENCE_S` at most, no
-        prompt does.
+        prompt does; the background has the patience to be read a little at a time.
         """
         if not prefilling or awaits_drafts(verifying, running, context):
             return []
@@ -145,7 +165,7 @@ class Flotilla:
         if limit_s == INFINITE or _is_impatient(prefilling, running, context):
             return chunked(ordered, context.chunk_tokens)
         time = CallTime.of(verifying, num_rows, context)
-        empty = replace(time)
+        empty, most_urgent = replace(time), _most_urgent_decoding(running)
         chunks: list[Chunk] = []
         budget = context.chunk_tokens
         for request in ordered:
@@ -155,8 +175,10 @@ class Flotilla:
             # In a gap between drafts, what fits into it costs nobody anything.
             if not verifying or _pieces_save(empty, request, most):
                 tokens = time.most_tokens(request, most, limit_s / MARGIN)
-            if tokens == 0 or tokens < min(LEAST_CHUNK, most):
-                continue
+            if tokens < min(LEAST_CHUNK, most):
+                if chunks or not is_background(request, most_urgent):
+                    continue
+                tokens = min(LEAST_CHUNK, most)  # or it would hold its place for nothing
             time.add(request, tokens, is_chunk=True)
             chunks.append((request, tokens))
             budget -= tokens
@@ -182,9 +204,32 @@ def _pieces_save(empty: CallTime, request: Request, num_tokens: int) -> bool:
     return few_s < CHEAP_SHARE * all_s
 
 
+def is_background(request: Request, most_urgent: float) -> bool:
+    """Whether the request is to have only the time that those with objectives leave.
+
+    It has no objectives, and a `priority` that says others come first: above 0, which is anybody's who says
+    nothing, and above that of the most urgent who is paced.
+    """
+    priority = request.submit.priority
+    return priority > 0 and priority > most_urgent and not has_objective(request)
+
+
+def _most_urgent(paced: Iterable[Request]) -> float:
+    return min((request.submit.priority for request in paced), default=INFINITE)
+
+
+def _most_urgent_decoding(running: Collection[Request]) -> float:
+    return _most_urgent(r for r in running if r.state in DECODING and r.pace.tpot_ms is not None)
+
+
 def _is_impatient(prefilling: Sequence[Request], running: Collection[Request], context: BatchContext) -> bool:
     """Whether a prompt has waited as long as it does, at most, so that nobody's TPOT objective is broken."""
-    waited_s = [(context.now - request.arrived, request.pace.ttft_ms) for request in prefilling]
+    most_urgent = _most_urgent_decoding(running)
+    waited_s = [
+        (context.now - request.arrived, request.pace.ttft_ms)
+        for request in prefilling
+        if not is_background(request, most_urgent)
+    ]
     tightest_s = min((tpot_s(r) for r in running if r.state in DECODING), default=INFINITE)
     patience_s = min(PROMPT_PATIENCE_S, PATIENCE_TOKENS * tightest_s)
     return any(
@@ -248,7 +293,10 @@ def _deadline_s(request: Request, now: float) -> float:
 def _give_way(
     request: Request, running: Collection[Request], room: Room, context: BatchContext
 ) -> list[Request]:
-    """Best-effort requests to preempt for one that would otherwise miss its deadline, the latest first."""
+    """Best-effort requests to preempt for one that would otherwise miss its deadline.
+
+    The least urgent first, and of these the latest.
+    """
     prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
     if not 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s:
         return []
@@ -260,7 +308,7 @@ def _give_way(
         and other.submit.priority >= request.submit.priority
         and other.state not in IN_CALL
     ]
-    return make_room(request, sorted(best_effort, key=lambda r: -r.order), room)
+    return make_room(request, sorted(best_effort, key=lambda r: (-r.submit.priority, -r.order)), room)
 
 
 def _can_be_paced(request: Request, context: BatchContext) -> bool:
