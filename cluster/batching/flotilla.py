@@ -6,14 +6,16 @@ turned around, and prompts are ordered by deadline and length. Without objective
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cluster.admission import Room
+from cluster.batching.background import is_background, most_urgent
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
 from cluster.batching.common import (
     IN_CALL,
+    arrival_order,
     awaits_drafts,
     batch_limit,
     chunked,
@@ -51,6 +53,8 @@ PREEMPT_STEPS = 4
 # Requests without objectives have this share of all places whatever it costs the others, or they would
 # starve.
 BEST_EFFORT_SHARE = 1 / 8
+# Of the background so many go on.
+LEAST_BACKGROUND = 1
 
 DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
@@ -64,9 +68,10 @@ class Flotilla:
         """By deadline while there is room. Who has objectives is not kept waiting for those who run.
 
         A queue would make objectives that count from the first token look well kept. A request about to miss
-        its first token is made room for at the cost of best-effort ones, each once.
+        its first token is made room for at the cost of best-effort ones, each once, and whoever has
+        objectives at the cost of the background.
         """
-        if not waiting or (len(running) >= context.max_running and not _has_deadline(waiting)):
+        if not waiting or (len(running) >= context.max_running and not _may_be_made_room(waiting, running)):
             return Admission()
         if not any(map(has_objective, (*running, *waiting))) and _same_priority(waiting):
             return fill(waiting, running, context)
@@ -88,10 +93,10 @@ class Flotilla:
     def may_take_place(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> bool:
-        """Whether somebody who has a deadline waits for best-effort requests (`TakesPlaces`)."""
-        if not _has_deadline(waiting):
-            return False
-        return any(not has_objective(request) and request.num_preemptions == 0 for request in running)
+        """Whether somebody waits for best-effort requests who may be made room for (`TakesPlaces`)."""
+        if _has_deadline(waiting) and any(not has_objective(r) and r.num_preemptions == 0 for r in running):
+            return True
+        return _has_background_behind(waiting, running)
 
     def held_back(
         self,
@@ -107,16 +112,16 @@ class Flotilla:
         paced = [r for r in (*running, *waiting) if _can_be_paced(r, context)]
         if not paced:
             return []
-        most_urgent = _most_urgent(paced)
+        urgent = most_urgent(paced)
         here = [r for r in running if not has_objective(r)]
-        num_background = sum(is_background(r, most_urgent) for r in here)
+        num_background = sum(is_background(r, urgent) for r in here)
         num_taken = len(running) + sum(map(has_objective, waiting))
         held: list[Request] = []
         for is_behind, headroom, least in (
             (False, context.headroom, max(1, int(BEST_EFFORT_SHARE * context.max_running))),
-            (True, context.background_headroom, 1),
+            (True, context.background_headroom, LEAST_BACKGROUND),
         ):
-            of_kind = [r for r in best_effort if is_background(r, most_urgent) is is_behind]
+            of_kind = [r for r in best_effort if is_background(r, urgent) is is_behind]
             if not of_kind:
                 continue
             limit = batch_limit(paced, context, 1.0 - headroom)
@@ -135,8 +140,23 @@ class Flotilla:
     def decode(
         self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
     ) -> list[Request]:
-        """Everybody: a root is the cheapest token there is, and who sits out has to be served later."""
-        return list(ready)
+        """Everybody but the background that would not be admitted now.
+
+        A root is the cheapest token there is, and who sits out has to be served later.
+        """
+        paced = [r for r in members if _can_be_paced(r, context)]
+        urgent = most_urgent(paced)
+        background = sorted((r for r in ready if is_background(r, urgent)), key=arrival_order)
+        if not background:
+            return list(ready)
+        limit = batch_limit(paced, context, 1.0 - context.background_headroom)
+        if limit >= context.max_running:
+            return list(ready)
+        decoding = [r for r in members if r.state in DECODING]
+        num_others = len(decoding) - len(background)
+        num_here = sum(is_background(r, urgent) for r in decoding) - len(background)
+        out = frozenset(background[max(0, LEAST_BACKGROUND - num_here, limit - num_others) :])
+        return [request for request in ready if request not in out]
 
     def verify(
         self, drafted: Sequence[Request], prefilling: Sequence[Request], running: Collection[Request]
@@ -165,7 +185,7 @@ class Flotilla:
         if limit_s == INFINITE or _is_impatient(prefilling, running, context):
             return chunked(ordered, context.chunk_tokens)
         time = CallTime.of(verifying, num_rows, context)
-        empty, most_urgent = replace(time), _most_urgent_decoding(running)
+        empty, urgent = replace(time), most_urgent(filter(_is_paced_now, running))
         chunks: list[Chunk] = []
         budget = context.chunk_tokens
         for request in ordered:
@@ -176,7 +196,7 @@ class Flotilla:
             if not verifying or _pieces_save(empty, request, most):
                 tokens = time.most_tokens(request, most, limit_s / MARGIN)
             if tokens < min(LEAST_CHUNK, most):
-                if chunks or not is_background(request, most_urgent):
+                if chunks or not is_background(request, urgent):
                     continue
                 tokens = min(LEAST_CHUNK, most)  # or it would hold its place for nothing
             time.add(request, tokens, is_chunk=True)
@@ -204,31 +224,13 @@ def _pieces_save(empty: CallTime, request: Request, num_tokens: int) -> bool:
     return few_s < CHEAP_SHARE * all_s
 
 
-def is_background(request: Request, most_urgent: float) -> bool:
-    """Whether the request is to have only the time that those with objectives leave.
-
-    It has no objectives, and a `priority` that says others come first: above 0, which is anybody's who says
-    nothing, and above that of the most urgent who is paced.
-    """
-    priority = request.submit.priority
-    return priority > 0 and priority > most_urgent and not has_objective(request)
-
-
-def _most_urgent(paced: Iterable[Request]) -> float:
-    return min((request.submit.priority for request in paced), default=INFINITE)
-
-
-def _most_urgent_decoding(running: Collection[Request]) -> float:
-    return _most_urgent(r for r in running if r.state in DECODING and r.pace.tpot_ms is not None)
-
-
 def _is_impatient(prefilling: Sequence[Request], running: Collection[Request], context: BatchContext) -> bool:
     """Whether a prompt has waited as long as it does, at most, so that nobody's TPOT objective is broken."""
-    most_urgent = _most_urgent_decoding(running)
+    urgent = most_urgent(filter(_is_paced_now, running))
     waited_s = [
         (context.now - request.arrived, request.pace.ttft_ms)
         for request in prefilling
-        if not is_background(request, most_urgent)
+        if not is_background(request, urgent)
     ]
     tightest_s = min((tpot_s(r) for r in running if r.state in DECODING), default=INFINITE)
     patience_s = min(PROMPT_PATIENCE_S, PATIENCE_TOKENS * tightest_s)
@@ -293,22 +295,29 @@ def _deadline_s(request: Request, now: float) -> float:
 def _give_way(
     request: Request, running: Collection[Request], room: Room, context: BatchContext
 ) -> list[Request]:
-    """Best-effort requests to preempt for one that would otherwise miss its deadline.
+    """Who is preempted for one that has no room: the least urgent first, and of these the latest.
 
-    The least urgent first, and of these the latest.
+    The background for anybody with objectives, other best-effort requests for one that would otherwise miss
+    its deadline.
     """
-    prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
-    if not 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s:
+    if not has_objective(request):
         return []
-    best_effort = [
+    prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
+    is_due = 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s
+    urgent = request.submit.priority
+    background = sorted((r for r in running if is_background(r, urgent)), key=arrival_order)
+    going_on = frozenset(background[:LEAST_BACKGROUND])
+    victims = [
         other
         for other in running
         if not has_objective(other)
-        and other.num_preemptions == 0
-        and other.submit.priority >= request.submit.priority
+        and other.submit.priority >= urgent
         and other.state not in IN_CALL
+        and (
+            (is_background(other, urgent) and other not in going_on) or (is_due and not other.num_preemptions)
+        )
     ]
-    return make_room(request, sorted(best_effort, key=lambda r: (-r.submit.priority, -r.order)), room)
+    return make_room(request, sorted(victims, key=arrival_order, reverse=True), room)
 
 
 def _can_be_paced(request: Request, context: BatchContext) -> bool:
@@ -319,6 +328,20 @@ def _can_be_paced(request: Request, context: BatchContext) -> bool:
 
 def _has_tpot(requests: Collection[Request]) -> bool:
     return any(request.pace.tpot_ms is not None for request in requests)
+
+
+def _is_paced_now(request: Request) -> bool:
+    return request.state in DECODING and request.pace.tpot_ms is not None
+
+
+def _may_be_made_room(waiting: Sequence[Request], running: Collection[Request]) -> bool:
+    return _has_deadline(waiting) or _has_background_behind(waiting, running)
+
+
+def _has_background_behind(waiting: Sequence[Request], running: Collection[Request]) -> bool:
+    """Whether some of the background could give way to one who waits."""
+    urgent = most_urgent(filter(has_objective, waiting))
+    return sum(is_background(request, urgent) for request in running) > LEAST_BACKGROUND
 
 
 def _has_deadline(waiting: Collection[Request]) -> bool:
