@@ -82,7 +82,8 @@ class TargetConfig(DeviceConfig):
         description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` "
         "(an object with `name` and `parameters`, as Llama 3), `mistral` (after `[TOOL_CALLS]`, with ids of "
         "nine characters), `qwen3_coder` (`<tool_call><function=name><parameter=key>...`), `auto` as its "
-        "chat template shows.",
+        "chat template shows. With `none`, as where that shows none of these, tools are refused unless a call "
+        "is forced.",
     )
     reasoning_parser: Literal["auto", "none", "think", "mistral"] = Field(
         default="auto",

@@ -9,6 +9,7 @@ out to be no JSON, or are cut off: what was sent cannot be taken back, and clien
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 
 from deployments.call_objects import CallObjects
@@ -185,14 +186,20 @@ def new_id_of(kind: str) -> NewId:
     return mistral_id if kind == "mistral" else openai_id
 
 
+# Llama 3's words, not those in which tools are told, which also have a description.
+_JSON_CALL = re.compile(r'\{"name":(?:(?!"description")[\s\S]){0,99}"parameters"')
+# As `[get_weather(city="Paris")]` of Llama 4 and Gemma 3.
+_PYTHON_CALL = re.compile(r"\[\w+\(\w+=")
+
+
 def kind_for_template(template: str) -> str:
-    """How a model with that chat template writes calls, "none" if it shows no way."""
-    if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes
-        return "qwen3_coder"
+    """How a model with that chat template writes calls, "none" if it shows no way that is read here."""
+    if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes; Functionary has JSON in its own
+        return "qwen3_coder" if QwenCoderCalls.PARAMETER in template else "none"
     if HermesCalls.OPEN in template:
-        return "hermes"
+        return "none" if "<arg_key>" in template else "hermes"  # GLM has no JSON in its tags either
     if MistralCalls.OPEN in template:
         return "mistral"
-    if "tools" in template and '"parameters"' in template:
+    if "tools" in template and _JSON_CALL.search(template) and not _PYTHON_CALL.search(template):
         return "json"
     return "none"

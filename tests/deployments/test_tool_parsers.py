@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deployments.call_objects import _HEAD
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import LONGEST_NAME, CallDelta, ToolParser
-from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
+from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from deployments.tools import NAME
 from tests.examples import examples
 
@@ -350,14 +350,6 @@ def test_tags_within_arguments_are_arguments() -> None:
     ):
         for cuts in ([], list(range(len(text)))):
             assert told(make_parser(kind, NAMES), text, cuts) == ("", [("add", arguments)])
-
-
-def test_kind_of_known_templates() -> None:
-    assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
-    assert kind_for_template("{% if tools %}...<tool_call>\n<function=name>{% endif %}") == "qwen3_coder"
-    assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
-    assert kind_for_template('{{ "[TOOL_CALLS] [" }}{{ tools }}{{ "parameters" }}') == "mistral"
-    assert kind_for_template("{{ messages[0].content }}") == "none"
 
 
 @pytest.mark.parametrize(
