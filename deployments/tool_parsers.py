@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection
 
 from deployments.call_objects import CallObjects
+from deployments.glm_calls import GlmCalls
 from deployments.mistral_calls import MistralCalls
 from deployments.qwen_coder_calls import QwenCoderCalls
 from deployments.tagged_values import Schemas
@@ -20,6 +21,8 @@ from deployments.tool_calls import CallsInText, NewId, Parsed, Teller, ToolParse
 
 #: How each kind of model writes a call, in the words it is told when its template cannot tell it.
 CallText = {
+    "glm": "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>, with as "
+    "many keys and values as there are arguments",
     "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
     "json": '{"name": <function name>, "parameters": <arguments object>}',
     "mistral": '[TOOL_CALLS] [{"name": <function name>, "arguments": <arguments object>}]',
@@ -169,6 +172,7 @@ class NamedCall:
 
 
 _PARSERS: dict[str, Callable[[Schemas, int | None], ToolParser]] = {
+    "glm": GlmCalls,
     "hermes": HermesCalls,
     "json": JsonCalls,
     "mistral": MistralCalls,
@@ -197,7 +201,7 @@ def kind_for_template(template: str) -> str:
     if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes; Functionary has JSON in its own
         return "qwen3_coder" if QwenCoderCalls.PARAMETER in template else "none"
     if HermesCalls.OPEN in template:
-        return "none" if "<arg_key>" in template else "hermes"  # GLM has no JSON in its tags either
+        return "glm" if GlmCalls.KEY in template else "hermes"
     if MistralCalls.OPEN in template:
         return "mistral"
     if "tools" in template and _JSON_CALL.search(template) and not _PYTHON_CALL.search(template):

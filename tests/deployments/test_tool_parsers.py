@@ -117,6 +117,7 @@ def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
     texts = {"hermes": f"<tool_call>{json.dumps(call)}</tool_call>", "json": json.dumps(call)}
     texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
     texts["qwen3_coder"] = "<function=add></function>"
+    texts["glm"] = "<tool_call>add</tool_call>"
     new_id = new_id_of(kind)
     form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
     parsers: list[tuple[ToolParser, str]] = [
@@ -236,6 +237,7 @@ def test_calls_of_the_longest_names_are_found(kind: str) -> None:
     assert not re.fullmatch(NAME, name + "n")
     body = f'{{"name": "{name}", "parameters": {{}}}}'
     texts = {"hermes": f"<tool_call>{body}</tool_call>", "json": body, "mistral": f"[TOOL_CALLS]{name}{{}}"}
+    texts["glm"] = f"<tool_call>{name}\n</tool_call>"
     text = texts.get(kind, f"<tool_call>\n<function={name}>\n</function>\n</tool_call>")
     for cuts in ([], [99], list(range(len(text)))):
         assert told(make_parser(kind, {name: None}), text, cuts) == ("", [(name, "{}")])

@@ -29,6 +29,18 @@ KNOWN = {
 value_1\n</parameter>\n</function>\n</tool_call>' }}""",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
     ),
+    "GLM-4.5, GLM-4.6": (
+        "glm",
+        "{%- if tools -%}<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n"
+        "<arg_value>{arg-value-1}</arg_value>\n...\n</tool_call>{%- endif -%}",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+    ),
+    "GLM-4.7": (
+        "glm",
+        "{%- if tools -%}<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}"
+        "</arg_value>...</tool_call>{%- endif -%}",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>",
+    ),
     "Llama 3.1 to 3.3, and Llama 4 as first published": (
         "json",
         """{%- if tools is not none %}{{- 'Respond in the format {"name": function name, "parameters": """
@@ -49,11 +61,6 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
     ),
 }
 UNKNOWN = {
-    "GLM-4.5 to 4.7": """{%- if tools -%}<tool_call>{function-name}
-<arg_key>{arg-key-1}</arg_key>
-<arg_value>{arg-value-1}</arg_value>
-...
-</tool_call>{%- endif -%}""",
     "Functionary 3.1": r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
 <function=example_function_name>{"example_name": "example_value"}</function>' }}""",
     "Llama 4": """{%- if tools %}Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]
