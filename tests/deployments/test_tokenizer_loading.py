@@ -19,8 +19,8 @@ from tokenizers import pre_tokenizers as splits
 from deployments.text_codec import TextCodec
 from tests.drafters.tokenizers_of_all_kinds import TEXTS, byte_fallback
 
-END, BEGIN, ADDED, PLAIN = "<|endoftext|>", "<|begin|>", "<|added|>", "    "
-NUMBERS = " ".join(map(str, range(1000, 1400)))
+END, BEGIN, ADDED, PLAIN = "<|endoftext|>", "<|begin|>", "<|added|>", "<br>"
+ROWS = "rows = [\n    12,\n        34,\n    2024,\n  7,  8]\n" * 50 + " ".join(map(str, range(1000, 1400)))
 #: As Llama 3 and Qwen 2 split texts, but that Qwen has `\\p{N}` for `\\p{N}{1,3}`.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -57,7 +57,7 @@ def byte_level(pre_tokenizer: Any, normalizer: Any = None, *, begins: bool = Fal
         initial_alphabet=splits.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator([*TEXTS, NUMBERS], trainer)
+    core.train_from_iterator([*TEXTS, ROWS], trainer)
     core.add_tokens([PLAIN])
     if begins:
         core.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)])
@@ -115,7 +115,7 @@ SHAPES = {
     "Mistral": Shape("LlamaTokenizer", "mistral", mistral, ROLES),
     "Gemma": Shape("GemmaTokenizer", "gemma", gemma, ROLES),
     "OLMo": Shape("GPTNeoXTokenizer", "olmo", lambda: byte_level(GPT_2, normalizers.NFC()), ENDS),
-    "EXAONE 4": Shape("GPT2Tokenizer", "exaone4", lambda: byte_level(split(WORDS)), ENDS),
+    "one that is not GPT-2's": Shape("GPT2Tokenizer", "exaone4", lambda: byte_level(split(WORDS)), ENDS),
 }
 
 
@@ -137,7 +137,8 @@ def codec_and_core(name: str) -> tuple[TextCodec, Tokenizer]:
 
 
 PIECES = [
-    "12345", "2024", "x = 1\n\n\n", "    ", "\t\t", "\r\n", "DON'T stop", "the quick", "return", "\u00a0",
+    "12345", "2024", "x = 1\n\n\n", "    ", "rows\n    12", "\n        34,", "  7", PLAIN, "\t\t", "\r\n",
+    "DON'T stop", "the quick", "return", "\u00a0",
     "漢字", "日本語のテキスト", "e\u0301", "🎈", "👩\u200d👩\u200d👧", "٣٤", "½", END, "</s>",
 ]  # fmt: skip
 
