@@ -14,8 +14,8 @@ from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
 
-#: Most tools in one request.
-MAX_TOOLS = 128
+#: Most tools in one request. Coding agents with several servers of the Model Context Protocol send hundreds.
+MAX_TOOLS = 1024
 
 NAME = f"^{FUNCTION_NAME}$"
 
