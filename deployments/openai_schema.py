@@ -49,10 +49,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
     "modalities": (None, ["text"]),
     "audio": (None,),
-    "prediction": (None,),
     "moderation": (None,),
-    "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
     "reasoning_effort": (None, "none"),
     "include_reasoning": (None, True),
     "verbosity": (None, "medium"),
@@ -164,6 +161,12 @@ class CommonFields(RequestModel):
     safety_identifier: str | None = Field(None, description="Accepted and not used.")
     prompt_cache_key: str | None = Field(
         None, description="Accepted and not used: prefixes are shared anyway."
+    )
+    # Hints for speed, which change no answer.
+    prompt_cache_retention: str | None = Field(None, description="Accepted and not used.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted and not used.")
+    prediction: dict[str, Any] | None = Field(
+        None, description="Accepted and not used: drafters guess by themselves."
     )
     store: bool | None = Field(None, description="Accepted and not used: nothing is stored.")
 

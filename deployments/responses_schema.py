@@ -61,8 +61,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "previous_response_id": (None,),
     "prompt": (None,),
-    "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
 }
 
 #: Why the others cannot be had.
