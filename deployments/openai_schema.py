@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -267,6 +268,8 @@ def json_object(
         what: the text, in messages.
         param: the field that holds the text, if one does.
     """
+    if isinstance(text, bytes):
+        text = text.removeprefix(BOM_UTF8)  # as other servers do: tools of Windows write it
     try:
         data = from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from codecs import BOM_UTF8
+from typing import Any, get_args
 
 import httpx
 import pytest
+from openai.types.responses import ResponseIncludable
 
 from tests.fakes.cell_stand_in import CellStandIn
 
@@ -42,3 +44,29 @@ async def test_hints_for_speed_change_nothing(
     (name,) = hint
     response = await http.post(path, json=BODIES[path] | {name: 5})
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("name", get_args(ResponseIncludable))
+@pytest.mark.api("responses", "include")
+async def test_whatever_openai_can_include_may_be_asked_for(
+    http: httpx.AsyncClient, cell: CellStandIn, name: str
+) -> None:
+    """Most is of tools that this server does not run, and of which an answer has nothing."""
+    body = BODIES["/v1/responses"] | {"tools": [{"type": "web_search"}]}
+    outputs = []
+    for fields in ({}, {"include": [name]}):
+        response = await http.post("/v1/responses", json=body | fields)
+        assert response.status_code == 200, response.text
+        (item,) = response.json()["output"]
+        outputs.append([part | {"logprobs": []} for part in item["content"]])
+    assert outputs[0] == outputs[1]
+    plain, included = cell.submissions
+    assert (included.sampling == plain.sampling) == (name != "message.output_text.logprobs")
+
+
+@everywhere
+async def test_a_byte_order_mark_is_no_part_of_a_body(http: httpx.AsyncClient, path: str) -> None:
+    body = json.dumps(BODIES[path]).encode()
+    assert (await http.post(path, content=BOM_UTF8 + body)).status_code == 200
+    twice = await http.post(path, content=2 * BOM_UTF8 + body)
+    assert (twice.status_code, twice.json()["error"]["code"]) == (400, "invalid_json")
