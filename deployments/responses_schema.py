@@ -119,8 +119,8 @@ _TOOL_CHOICE = WithJsonSchema(
 )
 
 
-#: What may be asked for besides, by OpenAI's names. All but the log-probabilities is of what this server does not
-#: have (tools that it would run, images, encrypted thoughts), so that there is nothing to add of it.
+#: What may be asked for besides, by OpenAI's names. All but the log-probabilities is of what this server does
+#: not have (tools that it would run, images, encrypted thoughts), so that there is nothing to add of it.
 Includable = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",

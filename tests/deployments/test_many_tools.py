@@ -1,4 +1,4 @@
-"""Agents with several servers of the Model Context Protocol send hundreds of tools, at every API that takes any."""
+"""Agents with several servers of the Model Context Protocol send hundreds of tools, at each API."""
 
 from __future__ import annotations
 
