@@ -1,4 +1,4 @@
-"""Schemas of tools that must be called: what constrains nothing rules none out, and who is refused is named."""
+"""Schemas of tools that must be called: what constrains nothing rules none out; refused ones are named."""
 
 from __future__ import annotations
 
