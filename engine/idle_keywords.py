@@ -21,6 +21,8 @@ _SCHEMAS = frozenset(
 _SCHEMAS_BY_NAME = BY_NAME | {"dependencies"}  # of draft 7, whose values may be lists of names instead
 # Beside `type`, what a schema of all strings may say.
 _ANNOTATIONS = frozenset({"$comment", "default", "deprecated", "description", "examples", "title"})
+# No name of a format has more characters; what is longer is not worth remembering.
+_LONGEST = 64
 
 
 def without_idle(schema: Any, *, formats: bool) -> Any:
@@ -61,7 +63,7 @@ def _is_idle(keyword: str, value: Any, formats: bool) -> bool:
         case "propertyNames":
             return _takes_all_strings(value, formats)
         case "format":
-            return formats and isinstance(value, str) and not _is_known(value)
+            return formats and isinstance(value, str) and (len(value) > _LONGEST or not _is_known(value))
     return False
 
 

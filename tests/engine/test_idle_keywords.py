@@ -18,7 +18,7 @@ from tests.examples import examples
 KNOWN = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 UNKNOWN = (
     *("path", "binary", "password", "uri-template", "json-pointer", "iri", "regex", "int64", "double"),
-    *("", "\0", '"', "é"),
+    *("", "\0", '"', "é", "path" * 99),
 )
 
 
