@@ -13,6 +13,7 @@ from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
+from engine.grammar_source import MAX_TEXT
 from engine.idle_keywords import without_idle
 
 #: Most tools in one request. Coding agents with several servers of the Model Context Protocol send hundreds.
@@ -162,8 +163,7 @@ class ToolUse:
         self.tools = [tool.model_dump(exclude_none=True) for tool in tools]
         self._schemas = {tool.function.name: tool.function.parameters for tool in tools}
         if self.is_required:
-            called = [tool for tool in tools if self._named in ("", tool.function.name)]
-            self.arguments = {tool.function.name: _arguments(tool) for tool in called}
+            self.arguments = _arguments([tool for tool in tools if self._named in ("", tool.function.name)])
             self.schema = (
                 self.arguments[self._named] if self._named else _schema(self.arguments, parallel=parallel)
             )
@@ -219,15 +219,17 @@ def _allowed(tools: list[Tool] | None, allowed: AllowedTools) -> list[Tool]:
     return found
 
 
-def _arguments(tool: Tool) -> dict[str, Any]:
-    """JSON schema of what is passed to a function that must be called.
+def _arguments(tools: list[Tool]) -> dict[str, dict[str, Any]]:
+    """JSON schemas of what is passed to functions of which one must be called, by their names.
 
     Without what constrains nothing: generators of schemas write that, and one of hundreds of tools would rule
-    all of them out.
+    all of them out. What is refused for its length is not looked through, for it may be megabytes.
     """
-    given = tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-    found: dict[str, Any] = without_idle(given, formats=True)
-    return found
+    empty: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    given = {tool.function.name: tool.function.parameters or empty for tool in tools}
+    if len(json.dumps(given)) > 2 * MAX_TEXT:
+        return given
+    return {name: without_idle(schema, formats=True) for name, schema in given.items()}
 
 
 def _constraint(schema: dict[str, Any]) -> Constraint:

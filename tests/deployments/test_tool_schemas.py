@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.openai_schema import ChatRequest, validated
+from deployments.tools import ToolUse
 from tests.fakes.cell_stand_in import CellStandIn
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -98,3 +100,13 @@ async def test_the_function_is_named_whose_schema_is_refused(
         assert error["message"].startswith("`tools` cannot be used: the schema of the function 'odd': ")
         assert says in error["message"]
     assert not cell.submissions
+
+
+def test_schemas_that_are_refused_for_their_length_are_not_looked_through() -> None:
+    """Nothing else is answered meanwhile: it took seconds of one of a few megabytes."""
+    for size, is_looked_through in ((10, True), (50_000, False)):
+        schema = {"uniqueItems": False, "anyOf": [{} for _ in range(size)]}
+        tool = {"type": "function", "function": {"name": "odd", "parameters": schema}}
+        request = validated({"messages": MESSAGES, "tools": [tool], "tool_choice": "required"}, ChatRequest)
+        use = ToolUse(request.tools, request.tool_choice, "hermes")
+        assert ("uniqueItems" not in use.arguments["odd"]) == is_looked_through
