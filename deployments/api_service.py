@@ -252,7 +252,7 @@ class ApiService:
         seed = mapping.choose_seed(request)
         speculation = mapping.speculation(request, info)
         use = self.tool_use(request)
-        constraint = await self._constraints.resolve(request, use.constraint, info.vocab_size)
+        constraint = await self._constraints.resolve(request, use, info.vocab_size)
         prompts, prompt_field = await prompts_of(request, self._codec, info, use, self.tool_parser)
         bad_words = self._codec.bad_word_tokens(request.bad_words)
         is_best_of = mapping.chooses_best(request)

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from deployments.errors import ApiError, bad_request
 from deployments.request_model import RequestModel
 from deployments.text_codec import TextCodec
+from deployments.tools import ToolUse
 from engine.constraint import Constraint, ConstraintKind
 from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.grammar_source import MAX_TEXT
@@ -226,20 +227,24 @@ class ConstraintCheck:
         self._codec = codec
         self._grammars: Grammars | None = None
 
-    async def resolve(
-        self, request: StructuredFields, forced: Constraint | None, vocab_size: int
-    ) -> Constraint | None:
+    async def resolve(self, request: StructuredFields, use: ToolUse, vocab_size: int) -> Constraint | None:
         """The constraint of a request.
+
+        A format is of the text of an answer. A call that must be made leaves none; where one may be made, the
+        answer is calls, or of the format.
 
         Args:
             request: its fields.
-            forced: what a tool call that must be made looks like, if one must.
+            use: what its tools mean: a call that must be made has to look like one.
             vocab_size: of the target.
 
         Raises:
             ApiError: (400) with llguidance's message and the field at fault.
         """
-        asked = constraint_of(request)
+        asked, forced = constraint_of(request), use.constraint
+        has_format = asked is not None and asked[1].startswith("response_format")
+        if forced is not None and has_format:
+            asked = None
         if asked is not None and forced is not None:
             raise bad_request(
                 f"`{asked[1]}` and a `tool_choice` that forces a call both say what the answer is; give one.",
@@ -255,6 +260,19 @@ class ConstraintCheck:
             raise bad_request(
                 f"`{field}` has {len(constraint.text)} characters; at most {MAX_TEXT} are taken.", field
             )
+        if has_format and forced is None and use.parses:
+            return await self._with_calls(constraint, field, use, vocab_size)
+        return await self._compiled(constraint, field, vocab_size)
+
+    async def _with_calls(self, answer: Constraint, field: str, use: ToolUse, vocab_size: int) -> Constraint:
+        await self._compiled(answer, field, vocab_size)  # what is wrong with it is told without the calls
+        exact, loose = use.calls_or(answer, self._codec.single_token)
+        try:
+            return await self._compiled(exact, field, vocab_size)
+        except ApiError:
+            return await self._compiled(loose, field, vocab_size)
+
+    async def _compiled(self, constraint: Constraint, field: str, vocab_size: int) -> Constraint:
         if self._grammars is None:
             text, ends = self._codec.tokenizer_json(), sorted(self._codec.eos_ids)
             self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size), vocab_size=vocab_size)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from deployments.call_grammar import TokenOf, calls_or
 from deployments.errors import bad_request
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
@@ -167,6 +168,29 @@ class ToolUse:
         if self.schema is None:
             return None
         return Constraint(kind="json_schema", text=json.dumps(self.schema))
+
+    def calls_or(self, answer: Constraint, token_of: TokenOf) -> tuple[Constraint, Constraint]:
+        """What an answer looks like that is calls the model chose, or else is of a format.
+
+        The second is for schemas of arguments that cannot be compiled, and takes any: calls that a model
+        chooses are not held to them without a format, either.
+
+        Args:
+            answer: of the format.
+            token_of: see `call_grammar.calls_or`.
+        """
+        exact, loose = (
+            calls_or(
+                answer,
+                self._parser,
+                self._schemas,
+                token_of,
+                parallel=self._parallel,
+                any_arguments=any_arguments,
+            )
+            for any_arguments in (False, True)
+        )
+        return exact, loose
 
     @property
     def parses(self) -> bool:

@@ -18,6 +18,7 @@ MAX_TEXT = 64 * 1024
 # JSON stays on one line: a model that likes whitespace would otherwise write nothing else to the end.
 _SPACED: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_START = "start: "
 
 
 def source_of(constraint: Constraint) -> str:
@@ -42,13 +43,23 @@ def source_of(constraint: Constraint) -> str:
             return str(LLMatcher.grammar_from_regex(f"({quoted})"))
 
 
+def json_rule(schema: str, *, compact: bool = False) -> str:
+    """JSON of a schema as part of a rule in Lark, written as under a constraint of that schema alone."""
+    lark = _lark(source_of(Constraint(kind="json_schema", text=schema, compact=compact)))
+    return lark.removeprefix(_START)
+
+
 def unforced(source: str) -> str:
     """A grammar in Lark that leaves open how text is spelled where there is no choice what it is."""
-    if source.startswith("{"):
-        (grammar,) = json.loads(source)["grammars"]
-        schema, lark = grammar["json_schema"], grammar["lark_grammar"]
-        source = lark if schema is None else f"start: %json {json.dumps(schema)}"
-    return '%llguidance {"no_forcing": true}\n' + source
+    return '%llguidance {"no_forcing": true}\n' + _lark(source)
+
+
+def _lark(source: str) -> str:
+    if not source.startswith("{"):
+        return source
+    (grammar,) = json.loads(source)["grammars"]
+    schema, lark = grammar["json_schema"], grammar["lark_grammar"]
+    return str(lark) if schema is None else f"{_START}%json {json.dumps(schema)}"
 
 
 def _quote(text: str) -> str:
