@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -266,11 +267,16 @@ class ConstraintCheck:
 
     async def _with_calls(self, answer: Constraint, field: str, use: ToolUse, vocab_size: int) -> Constraint:
         await self._compiled(answer, field, vocab_size)  # what is wrong with it is told without the calls
-        exact, loose = use.calls_or(answer, self._codec.single_token)
         try:
-            return await self._compiled(exact, field, vocab_size)
-        except ApiError:
-            return await self._compiled(loose, field, vocab_size)
+            *exact, loose = use.calls_or(answer, self._codec.single_token)
+        except RecursionError:
+            raise bad_request(
+                f"`{field}` and `tools` have a schema that is nested too deeply.", field
+            ) from None
+        for constraint in exact:
+            with suppress(ApiError):  # the other takes these calls, too
+                return await self._compiled(constraint, field, vocab_size)
+        return await self._compiled(loose, field, vocab_size)
 
     async def _compiled(self, constraint: Constraint, field: str, vocab_size: int) -> Constraint:
         if self._grammars is None:

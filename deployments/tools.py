@@ -14,6 +14,7 @@ from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
+from engine.grammar_source import MAX_TEXT
 
 #: Most tools in one request.
 MAX_TOOLS = 128
@@ -169,17 +170,18 @@ class ToolUse:
             return None
         return Constraint(kind="json_schema", text=json.dumps(self.schema))
 
-    def calls_or(self, answer: Constraint, token_of: TokenOf) -> tuple[Constraint, Constraint]:
+    def calls_or(self, answer: Constraint, token_of: TokenOf) -> list[Constraint]:
         """What an answer looks like that is calls the model chose, or else is of a format.
 
-        The second is for schemas of arguments that cannot be compiled, and takes any: calls that a model
-        chooses are not held to them without a format, either.
+        The last takes any arguments, where their schemas cannot be compiled or are too long together: calls
+        that a model chooses are not held to them without a format, either.
 
         Args:
             answer: of the format.
             token_of: see `call_grammar.calls_or`.
         """
-        exact, loose = (
+        is_long = len(json.dumps(self._schemas)) > MAX_TEXT
+        return [
             calls_or(
                 answer,
                 self._parser,
@@ -188,9 +190,8 @@ class ToolUse:
                 parallel=self._parallel,
                 any_arguments=any_arguments,
             )
-            for any_arguments in (False, True)
-        )
-        return exact, loose
+            for any_arguments in ((True,) if is_long else (False, True))
+        ]
 
     @property
     def parses(self) -> bool:

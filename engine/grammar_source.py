@@ -28,8 +28,7 @@ def source_of(constraint: Constraint) -> str:
     match constraint.kind:
         case "json_object" | "json_schema":
             schema = constraint.text if constraint.kind == "json_schema" else '{"type":"object"}'
-            options = _COMPACT if constraint.compact else _SPACED
-            return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+            return _json_source(schema, compact=constraint.compact)
         case "regex":
             return str(LLMatcher.grammar_from_regex(constraint.text))
         case "grammar":
@@ -45,13 +44,16 @@ def source_of(constraint: Constraint) -> str:
 
 def json_rule(schema: str, *, compact: bool = False) -> str:
     """JSON of a schema as part of a rule in Lark, written as under a constraint of that schema alone."""
-    lark = _lark(source_of(Constraint(kind="json_schema", text=schema, compact=compact)))
-    return lark.removeprefix(_START)
+    return _lark(_json_source(schema, compact=compact)).removeprefix(_START)
 
 
 def unforced(source: str) -> str:
     """A grammar in Lark that leaves open how text is spelled where there is no choice what it is."""
     return '%llguidance {"no_forcing": true}\n' + _lark(source)
+
+
+def _json_source(schema: str, *, compact: bool) -> str:
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT if compact else _SPACED))
 
 
 def _lark(source: str) -> str:

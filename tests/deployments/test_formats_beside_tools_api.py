@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.errors import ApiError
 from deployments.openai_schema import ChatRequest
 from deployments.structured_outputs import ConstraintCheck
 from deployments.tools import Tool, ToolUse
@@ -195,23 +196,30 @@ async def test_a_tool_whose_schema_cannot_be_followed_stays_one(
     assert not may_be(constraint, NEITHER[0], codec())
 
 
-async def test_so_do_those_whose_schemas_are_too_long_together(cell: CellStandIn) -> None:
+@pytest.mark.parametrize(("num_tools", "size"), [(40, 3000), (1, 70_000), (1, 65_450)])
+async def test_so_do_those_whose_schemas_are_too_long(num_tools: int, size: int) -> None:
     check = ConstraintCheck(codec())
-    wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(200)}}
-    tools = [
-        Tool.model_validate(
-            {
-                "type": "function",
-                "function": {"name": f"f{number}", "parameters": wide | {"title": str(number)}},
-            }
-        )
-        for number in range(40)
+    functions = [
+        {"name": f"f{number}", "parameters": {"description": f"{number}" * size}}
+        for number in range(num_tools)
     ]
+    tools = [Tool.model_validate({"type": "function", "function": function}) for function in functions]
     request = ChatRequest.model_validate({"messages": MESSAGES, "response_format": {"type": "json_object"}})
     constraint = await check.resolve(request, ToolUse(tools, "auto", "hermes"), 512)
     assert constraint is not None
-    assert may_be(constraint, hermes('{"name": "f39", "arguments": {"x": 1}}'), codec())
+    assert may_be(constraint, hermes('{"name": "f0", "arguments": {"x": 1}}'), codec())
     assert not may_be(constraint, hermes('{"name": "f40", "arguments": {}}'), codec(), ends=False)
+
+
+async def test_schemas_that_are_nested_too_deeply_are_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    use = ToolUse(None, "auto", "hermes")
+    use.tools, use._schemas = [{}], {"f": deep}
+    request = ChatRequest.model_validate({"messages": MESSAGES, "response_format": {"type": "json_object"}})
+    with pytest.raises(ApiError, match="nested"):
+        await ConstraintCheck(codec()).resolve(request, use, 512)
 
 
 @pytest.mark.api("chat.completions", "response_format", "tools")
