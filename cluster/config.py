@@ -77,6 +77,12 @@ class TargetConfig(DeviceConfig):
         "`repetition_penalty`: `model` what its `generation_config.json` recommends, as vLLM and SGLang do, "
         "`openai` the temperature 1 and nothing cut off.",
     )
+    default_max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Output tokens at most of a chat or a response whose request names no bound; as many as "
+        "the context window leaves if unset, as in vLLM. Completions have OpenAI's 16.",
+    )
     tool_parser: Literal["auto", "none", "glm", "hermes", "json", "mistral", "qwen3_coder"] = Field(
         default="auto",
         description="How the model writes calls of tools: `glm` (`<tool_call>name<arg_key>...`), `hermes` "

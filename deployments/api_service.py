@@ -263,9 +263,10 @@ class ApiService:
         for one in prompts:
             text, prompt = one.echo, one.tokens
             max_tokens = mapping.max_new_tokens(request, len(prompt), info, prompt_field)
-            contract = mapping.contract(
-                request, headers or Asked(), self._tiers, info, len(prompt), max_tokens
-            )
+            reckoned = mapping.reckoned_tokens(request, max_tokens)
+            contract = mapping.contract(request, headers or Asked(), self._tiers, info, len(prompt), reckoned)
+            if contract.has_e2e:  # a time for all of the answer says nothing without a bound
+                max_tokens = reckoned
             form = reasoning.with_thought(constraint, self._reasoning, request, prompt, self._codec)
             for _ in range(num_choices):
                 submit = Submit(
@@ -289,6 +290,7 @@ class ApiService:
                     tenant=tenant,
                     adapter=adapter,
                     cache_salt=request.cache_salt or "",
+                    assumed_tokens=reckoned if reckoned < max_tokens else None,
                 )
                 state = ChoiceState(
                     prompt,

@@ -226,6 +226,11 @@ class TextCodec:
     def _decoded(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids))
 
+    def single_token(self, text: str) -> int | None:
+        """The token that a text is by itself; None if it is several."""
+        tokens = self.encode(text, add_special_tokens=False)
+        return tokens[0] if len(tokens) == 1 else None
+
     def special_text(self, token: int) -> str | None:
         """A special token as it is written; None for any other token."""
         return str(self._tokenizer.convert_ids_to_tokens(token)) if token in self._special else None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from deployments.call_grammar import TokenOf, calls_or
 from deployments.errors import bad_request
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
@@ -177,6 +178,32 @@ class ToolUse:
     def constraints(self) -> dict[str, Constraint]:
         """What the arguments of a forced call must look like, by the functions' names."""
         return {name: _constraint(schema) for name, schema in self.arguments.items()}
+
+    def calls_or(self, answer: Constraint, token_of: TokenOf) -> list[Constraint]:
+        """What an answer looks like that is calls the model chose, or else is of a format.
+
+        The last takes any arguments, where their schemas cannot be compiled or are too long together: calls
+        that a model chooses are not held to them without a format, either.
+
+        Args:
+            answer: of the format.
+            token_of: see `call_grammar.calls_or`.
+        """
+        is_long = len(json.dumps(self._schemas)) > MAX_TEXT
+        schemas = self._schemas
+        if not is_long:
+            schemas = {name: one and without_idle(one, formats=True) for name, one in schemas.items()}
+        return [
+            calls_or(
+                answer,
+                self._parser,
+                schemas,
+                token_of,
+                parallel=self._parallel,
+                any_arguments=any_arguments,
+            )
+            for any_arguments in ((True,) if is_long else (False, True))
+        ]
 
     @property
     def parses(self) -> bool:
