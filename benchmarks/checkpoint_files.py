@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
 from benchmarks.forward_floor import SHAPES, Sizes, transformers_config
+from deployments.tokenizer_loading import load_tokenizer
 
 #: One file's weights by their names: first what is no layer's, then each layer's.
 Parts = Iterator[dict[str, torch.Tensor]]
@@ -54,7 +54,7 @@ def projections(sizes: Sizes) -> dict[str, tuple[int, int]]:
 
 def with_vocabulary(sizes: Sizes, tokenizer: Path) -> Sizes:
     """The shape with as many tokens as a tokenizer has."""
-    return replace(sizes, vocab=len(AutoTokenizer.from_pretrained(tokenizer)))
+    return replace(sizes, vocab=len(load_tokenizer(tokenizer)))
 
 
 def write_checkpoint(

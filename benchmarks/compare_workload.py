@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from benchmarks import workload
 from benchmarks.arrivals import Arrivals, category_peaks
@@ -15,6 +16,7 @@ from benchmarks.compare_plan import Point
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
+from deployments.tokenizer_loading import load_tokenizer
 
 # AdaServe's mix and objectives (EuroSys 2026, table 2). Its 50 and 150 ms are 1.5 and 4.5 times the baseline
 # latency if 1.2 times it is the 40 ms that the paper says its urgent objective aligns with.
@@ -60,7 +62,7 @@ class Texts:
     """Tokenizer and end tokens of the target."""
 
     def __init__(self, directory: str) -> None:
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        self._tokenizer: Any = load_tokenizer(Path(directory))
         end = GenerationConfig.from_pretrained(directory).eos_token_id
         self.end_tokens: tuple[int, ...] = tuple(end) if isinstance(end, list) else (end,)
 

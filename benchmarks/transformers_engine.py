@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
+from deployments.tokenizer_loading import load_tokenizer
 from engine.adapter_files import merge, read_adapter
 from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
@@ -42,7 +43,7 @@ class Reference:
         adapter: Path | None = None,
     ) -> None:
         self.path, self.dtype, self.quantization = path, dtype, quantization
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        self.tokenizer: Any = load_tokenizer(Path(path))
         self.model: Any = load_model(path, dtype, quantization)
         if adapter is not None:
             merge(self.model, read_adapter(adapter.name, adapter))

@@ -97,6 +97,7 @@ class Cell:
             "model": self.served_name,
             **self._served,
             "max_tokens": self.core.max_model_tokens,
+            "default_max_tokens": self.config.target.default_max_tokens,
             "vocab_size": self._lifecycle.target.vocab_size,
             "drafters": sorted(self.core.pool.drafters),
             "drafters_configured": self._lifecycle.names,

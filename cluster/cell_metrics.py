@@ -187,7 +187,8 @@ class CellMetrics:
         elif is_resumed:
             misses = {name: is_missed for name, is_missed in misses.items() if name == "tpot"}
         else:
-            self._compare_with_prediction(reason, receipt)
+            has_all = reason == "length" and submit.assumed_tokens is None
+            self._compare_with_prediction(receipt, has_all=has_all)
         for objective, is_missed in misses.items():
             self.set.counter("flotilla_slo_requests_total", objective, _flag(not is_missed), tier).inc()
         if misses:
@@ -223,15 +224,15 @@ class CellMetrics:
         self.set.histogram("flotilla_request_prompt_tokens", tier).observe(receipt.num_prompt_tokens)
         self.set.histogram("flotilla_request_output_tokens", tier).observe(receipt.num_output_tokens)
 
-    def _compare_with_prediction(self, reason: str, receipt: Receipt) -> None:
+    def _compare_with_prediction(self, receipt: Receipt, *, has_all: bool) -> None:
         predicted = receipt.predicted
         if predicted is None:
             return
         pairs = {
             "ttft": (receipt.ttft_ms, predicted.ttft_ms),
             "tpot": (receipt.tpot_ms, predicted.tpot_ms),
-            # Predicted for all of `max_tokens`.
-            "e2e": (receipt.e2e_ms if reason == "length" else None, predicted.e2e_ms),
+            # Predicted for as much output as was reckoned with.
+            "e2e": (receipt.e2e_ms if has_all else None, predicted.e2e_ms),
         }
         for objective, (took, expected) in pairs.items():
             if took is not None and expected > 0.0:

@@ -77,12 +77,19 @@ class TargetConfig(DeviceConfig):
         "`repetition_penalty`: `model` what its `generation_config.json` recommends, as vLLM and SGLang do, "
         "`openai` the temperature 1 and nothing cut off.",
     )
-    tool_parser: Literal["auto", "none", "hermes", "json", "mistral", "qwen3_coder"] = Field(
+    default_max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Output tokens at most of a chat or a response whose request names no bound; as many as "
+        "the context window leaves if unset, as in vLLM. Completions have OpenAI's 16.",
+    )
+    tool_parser: Literal["auto", "none", "glm", "hermes", "json", "mistral", "qwen3_coder"] = Field(
         default="auto",
-        description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` "
-        "(an object with `name` and `parameters`, as Llama 3), `mistral` (after `[TOOL_CALLS]`, with ids of "
-        "nine characters), `qwen3_coder` (`<tool_call><function=name><parameter=key>...`), `auto` as its "
-        "chat template shows.",
+        description="How the model writes calls of tools: `glm` (`<tool_call>name<arg_key>...`), `hermes` "
+        "(`<tool_call>{...}</tool_call>`), `json` (an object with `name` and `parameters`, as Llama 3), "
+        "`mistral` (after `[TOOL_CALLS]`, with ids of nine characters), `qwen3_coder` "
+        "(`<tool_call><function=name><parameter=key>...`), `auto` as its chat template shows. With `none`, "
+        "as where that shows none of these, tools are refused unless a call is forced.",
     )
     reasoning_parser: Literal["auto", "none", "think", "mistral"] = Field(
         default="auto",

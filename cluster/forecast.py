@@ -137,7 +137,7 @@ class Forecast:
         """A request ended; only one that did so by itself says how long answers are."""
         if reason not in ("stop", "length") or not request.output:
             return
-        self._output_share.follow(len(request.output) / request.submit.sampling.max_tokens)
+        self._output_share.follow(min(1.0, len(request.output) / request.submit.num_reckoned))
         # Who was begun before finds what it left, which newcomers will not.
         if request.num_preemptions == request.num_resubmitted == 0:
             self._cached_share.follow(request.num_cached / request.num_prompt)
@@ -318,7 +318,7 @@ class Forecast:
             num_beside -= len(prefilling)
             queue_s = busy_s
         ttft_s = max(queue_s, prompts_s) + self.prefill_s(num_tokens, max(0, num_beside))
-        num_after = max(0, submit.sampling.max_tokens - 1 - len(submit.output))
+        num_after = max(0, submit.num_reckoned - 1 - len(submit.output))
         return Prediction(
             ttft_ms=1e3 * ttft_s, tpot_ms=1e3 * tpot_s, e2e_ms=1e3 * (ttft_s + num_after * tpot_s)
         )
@@ -370,23 +370,23 @@ class Forecast:
             return predicted
         plain_s = self._plain_s(1, len(submit.prompt)) + self.cost.profile.overhead_s
         tpot_ms = min(predicted.tpot_ms, 1e3 * plain_s / SOLO_TOKENS)
-        num_after = max(0, submit.sampling.max_tokens - 1)
+        num_after = max(0, submit.num_reckoned - 1)
         return Prediction(
             ttft_ms=predicted.ttft_ms, tpot_ms=tpot_ms, e2e_ms=predicted.ttft_ms + num_after * tpot_ms
         )
 
     def _mean_length(self, requests: Collection[Request]) -> float:
         """Output tokens that a request like these is expected to get in all."""
-        most = sum(request.submit.sampling.max_tokens for request in requests) / max(1, len(requests))
+        most = sum(request.submit.num_reckoned for request in requests) / max(1, len(requests))
         return max(1.0, min(1.0, self._output_share.value) * most)
 
     def work_s(self, submit: Submit, *, drafts: bool) -> float:
         """Seconds of the cell's time that a request takes when all places are in use."""
-        num_tokens = max(1.0, min(1.0, self._output_share.value) * submit.sampling.max_tokens)
+        num_tokens = max(1.0, min(1.0, self._output_share.value) * submit.num_reckoned)
         return num_tokens * self.tpot_s(self.max_running, drafts=drafts) / self.max_running
 
     def _num_left(self, request: Request) -> float:
         """Output tokens the request is expected to get yet, each a token's time; its prompt not counted."""
-        most = request.submit.sampling.max_tokens
+        most = request.submit.num_reckoned
         expected = min(1.0, self._output_share.value) * most - len(request.output)
         return max(1.0, min(expected, most - len(request.output)))

@@ -29,7 +29,7 @@ class KeyLimits(StrictModel):
         default=None,
         ge=1,
         description="Tokens of prompts and outputs. A request takes its prompt and all of its `max_tokens` "
-        "on arrival, and gets back what it did not use.",
+        "on arrival, and gets back what it did not use; 4,096 are assumed of a chat that names no bound.",
     )
     max_concurrent: int | None = Field(default=None, ge=1, description="Requests open at once.")
 

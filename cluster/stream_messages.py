@@ -96,7 +96,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     sends it comes back by itself. `waited_s` is how long it was without a cell, or in the queue of another,
     that was lost or gave it back, if it has no output: its times, and when its first token is due, count from
     before that. `adapter` is the name of the LoRA adapter that answers it, empty for none; keys and values of
-    prompts are shared among requests of the same `cache_salt`.
+    prompts are shared among requests of the same `cache_salt`. `assumed_tokens` is how much output is
+    reckoned with at most, None for all of `max_tokens`: less where the client named no bound.
     """
 
     request_id: str
@@ -114,6 +115,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     waited_s: float = 0.0
     adapter: str = ""
     cache_salt: str = ""
+    assumed_tokens: int | None = None
+
+    @property
+    def num_reckoned(self) -> int:
+        """Output tokens at most, as forecasts and tenants' charges reckon with them."""
+        return self.sampling.max_tokens if self.assumed_tokens is None else self.assumed_tokens
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -252,7 +252,7 @@ class ApiService:
         seed = mapping.choose_seed(request)
         speculation = mapping.speculation(request, info)
         use = self.tool_use(request)
-        constraint = await self._constraints.resolve(request, use.constraint, info.vocab_size)
+        constraint = await self._constraints.resolve(request, use, info.vocab_size)
         prompts, prompt_field = await prompts_of(request, self._codec, info, use, self.tool_parser)
         bad_words = self._codec.bad_word_tokens(request.bad_words)
         is_best_of = mapping.chooses_best(request)
@@ -263,9 +263,10 @@ class ApiService:
         for one in prompts:
             text, prompt = one.echo, one.tokens
             max_tokens = mapping.max_new_tokens(request, len(prompt), info, prompt_field)
-            contract = mapping.contract(
-                request, headers or Asked(), self._tiers, info, len(prompt), max_tokens
-            )
+            reckoned = mapping.reckoned_tokens(request, max_tokens)
+            contract = mapping.contract(request, headers or Asked(), self._tiers, info, len(prompt), reckoned)
+            if contract.has_e2e:  # a time for all of the answer says nothing without a bound
+                max_tokens = reckoned
             form = reasoning.with_thought(constraint, self._reasoning, request, prompt, self._codec)
             for _ in range(num_choices):
                 submit = Submit(
@@ -289,6 +290,7 @@ class ApiService:
                     tenant=tenant,
                     adapter=adapter,
                     cache_salt=request.cache_salt or "",
+                    assumed_tokens=reckoned if reckoned < max_tokens else None,
                 )
                 state = ChoiceState(
                     prompt,

@@ -20,7 +20,7 @@ from deployments.generation import Update
 from deployments.key_store import KeyStore
 from deployments.openai_schema import GenerationRequest
 from deployments.rate_limit import KeyLimiter, Refusal
-from deployments.sampling_mapping import CellInfo, max_new_tokens
+from deployments.sampling_mapping import CellInfo, max_new_tokens, reckoned_tokens
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="flotilla"'}
 
@@ -77,7 +77,10 @@ class Grant:
         return info if self.key is None or self.key.models is None else info.with_models(self.key.models)
 
     def take(self, call: Call, request: GenerationRequest, info: CellInfo) -> None:
-        """Check the tier, and reserve the tokens the call may come to; what it uses is counted from here on.
+        """Check the tier, and reserve the tokens the call is reckoned to come to.
+
+        What it uses is counted from here on, and settled at its end: where its client named no bound, it may
+        be more, which the key then owes.
 
         Raises:
             ApiError: 403 for a tier the key does not have, 429 or 400 for too many tokens.
@@ -91,7 +94,8 @@ class Grant:
             raise forbidden(f"requests of the service tier '{tier}'", instead, param="service_tier")
         num_prompt = sum(len(state.prompt) for state in call.states[:: len(call.states) // call.num_prompts])
         most = num_prompt + sum(
-            max_new_tokens(request, len(state.prompt), info, call.prompt_field) for state in call.states
+            reckoned_tokens(request, max_new_tokens(request, len(state.prompt), info, call.prompt_field))
+            for state in call.states
         )
         self._authenticator.reserve(self.key, most)
         self._reserved, self._used = most, num_prompt

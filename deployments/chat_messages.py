@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
+from deployments.glm_calls import written_glm_call
 from deployments.qwen_coder_calls import written_call
 from deployments.request_model import DescribedModel
 from deployments.schema_values import MessageText
@@ -111,6 +112,8 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
             texts.append(f'{{"name": "{name}", "parameters": {written}}}')
         elif parser == "qwen3_coder":
             texts.append(written_call(name, arguments))
+        elif parser == "glm":
+            texts.append(written_glm_call(name, arguments))
         else:
             texts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>')
     made = {"role": _role(message), "content": "\n".join(texts)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from deployments.errors import ApiError
 from deployments.generation import Update
 from deployments.messages_blocks import INVALID_JSON
 from deployments.messages_schema import renamed
-from deployments.tool_calls import CallDelta
+from deployments.tool_calls import DECODER, CallDelta
 
 
 @dataclass
@@ -167,13 +166,19 @@ class MessagesView:
         return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as the object that this API shows; text that is none is wrapped in one."""
+def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
+    """The arguments of a call as the object that this API shows; text that is none is wrapped in one.
+
+    As it is written, which is what a stream tells: not all of JSON can be read and said again, as half of a
+    surrogate pair or a number beyond all doubles.
+    """
+    if not arguments.strip():
+        return {}
     try:
-        value = json.loads(arguments) if arguments.strip() else {}
+        value = DECODER.decode(arguments)
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {INVALID_JSON: arguments}
+    return msgspec.Raw(arguments.encode()) if isinstance(value, dict) else {INVALID_JSON: arguments}
 
 
 def _usage(call: Call) -> dict[str, Any]:

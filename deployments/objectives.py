@@ -74,6 +74,11 @@ class Contract:
     on_miss: OnMiss = "serve"
     downgrades: tuple[Terms, ...] = ()
 
+    @property
+    def has_e2e(self) -> bool:
+        """Whether a time to the last token is aimed at, on any of the terms."""
+        return any(one.objective.e2e_ms is not None for one in (self.terms, *self.downgrades))
+
 
 def asked_by_fields(slo: Mapping[str, Target | None], on_miss: OnMiss | None = None) -> Asked:
     """From the fields of a body's `slo`, each by its name in `LATENCIES`; raises `ObjectiveError`."""

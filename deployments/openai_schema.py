@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -49,10 +50,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
     "modalities": (None, ["text"]),
     "audio": (None,),
-    "prediction": (None,),
     "moderation": (None,),
-    "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
     "reasoning_effort": (None, "none"),
     "include_reasoning": (None, True),
     "verbosity": (None, "medium"),
@@ -165,6 +163,12 @@ class CommonFields(RequestModel):
     prompt_cache_key: str | None = Field(
         None, description="Accepted and not used: prefixes are shared anyway."
     )
+    # Hints for speed, which change no answer.
+    prompt_cache_retention: str | None = Field(None, description="Accepted and not used.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted and not used.")
+    prediction: dict[str, Any] | None = Field(
+        None, description="Accepted and not used: drafters guess by themselves."
+    )
     store: bool | None = Field(None, description="Accepted and not used: nothing is stored.")
 
 
@@ -264,6 +268,8 @@ def json_object(
         what: the text, in messages.
         param: the field that holds the text, if one does.
     """
+    if isinstance(text, bytes):
+        text = text.removeprefix(BOM_UTF8)  # as other servers do: tools of Windows write it
     try:
         data = from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -177,7 +177,7 @@ def make_parser(
         kind,
         is_open=_is_open(kind, request, prompt, codec) is True,
         is_told=request.include_reasoning is not False,
-        close_token=_single_token(codec, MARKERS[kind][1]),
+        close_token=codec.single_token(MARKERS[kind][1]),
         is_form=constraint is not None,
     )
 
@@ -196,7 +196,7 @@ def with_thought(
     if constraint is None or kind == "none" or not isinstance(request, ChatRequest):
         return constraint
     is_open = _is_open(kind, request, prompt, codec)
-    begin, end = (_single_token(codec, mark) for mark in MARKERS[kind])
+    begin, end = (codec.single_token(mark) for mark in MARKERS[kind])
     if is_open is None or begin is None or end is None:
         return constraint
     thought = Thought(open_token=begin, close_token=end, is_open=is_open)
@@ -213,8 +213,3 @@ def _is_open(kind: str, request: ChatRequest, prompt: Sequence[int], codec: Text
         return None if said else False
     last = codec.decode(list(prompt[-_MARK_TOKENS:]), skip_special_tokens=False).rstrip()
     return None if last.endswith(end) else last.endswith(begin)
-
-
-def _single_token(codec: TextCodec, text: str) -> int | None:
-    tokens = codec.encode(text, add_special_tokens=False)
-    return tokens[0] if len(tokens) == 1 else None

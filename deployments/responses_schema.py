@@ -61,8 +61,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "previous_response_id": (None,),
     "prompt": (None,),
-    "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
 }
 
 #: Why the others cannot be had.
@@ -121,6 +119,20 @@ _TOOL_CHOICE = WithJsonSchema(
 )
 
 
+#: What may be asked for besides, by OpenAI's names. All but the log-probabilities is of what this server does
+#: not have (tools that it would run, images, encrypted thoughts), so that there is nothing to add of it.
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
 class Reasoning(DescribedModel):
     """How to reason; a summary is not made."""
 
@@ -145,10 +157,8 @@ class ResponsesRequest(CommonFields):
     )
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None,
-        max_length=16,
-        description="Log-probabilities in the answer; reasoning is not encrypted here.",
+    include: list[Includable] | None = Field(
+        None, max_length=16, description="Log-probabilities in the answer; there is nothing of the others."
     )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="`auto` drops the beginning of a prompt that does not fit."

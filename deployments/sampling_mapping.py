@@ -19,9 +19,11 @@ from deployments.openai_schema import ChatRequest, CompletionRequest, Generation
 from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 
-#: OpenAI's default for completions; a chat goes on to the end of the window, but not for ever.
+#: OpenAI's default for completions.
 COMPLETION_MAX_TOKENS = 16
-CHAT_MAX_TOKENS = 4096
+#: What is reckoned with at most for a chat whose client named no bound. It may go on to the end of the
+#: window, but few do, and a key would have to hold as many tokens for each of them.
+ASSUMED_MAX_TOKENS = 4096
 
 _LEAST_INT64 = 1 << 63  # without its sign
 
@@ -34,6 +36,8 @@ class CellInfo:
         model: the served model's id.
         max_tokens: the window: most tokens of prompt and output together.
         vocab_size: token ids are below it.
+        default_max_tokens: most output tokens of a chat whose client named no bound; None for all that the
+            window leaves.
         drafters: names a request may choose from.
         ready: whether it serves.
         is_loaded: whether it has served: then requests may wait for it to do so again.
@@ -48,6 +52,7 @@ class CellInfo:
     model: str
     max_tokens: int
     vocab_size: int
+    default_max_tokens: int | None = None
     drafters: tuple[str, ...] = ()
     ready: bool = True
     policy: str = ""
@@ -84,6 +89,7 @@ class CellInfo:
             model=str(description["model"]),
             max_tokens=int(description["max_tokens"]),
             vocab_size=int(description["vocab_size"]),
+            default_max_tokens=description.get("default_max_tokens"),
             # Those configured, where it tells: one that is being restarted may still be asked for.
             drafters=tuple(description.get("drafters_configured") or description.get("drafters", ())),
             ready=ready,
@@ -110,7 +116,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInfo, prompt_field: str) -> int:
-    """How many tokens to generate; raises 400 with both lengths where prompt and output exceed the window."""
+    """How many tokens to generate at most; raises 400 with both lengths where they exceed the window."""
     rest = info.max_tokens - prompt_length
     if prompt_length == 0:
         raise bad_request(f"`{prompt_field}` has no tokens; send at least one.", prompt_field)
@@ -125,7 +131,7 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
         )
     field, asked = asked_max_tokens(request)
     if asked is None:
-        return min(_default_max_tokens(request), rest)
+        return min(_default_max_tokens(request, info), rest)
     if asked > rest:
         raise WindowExceeded(
             f"{_window(info)} However, `{prompt_field}` has {prompt_length} tokens and `{field}` asks for "
@@ -136,6 +142,13 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
             window=info.max_tokens,
         )
     return asked
+
+
+def reckoned_tokens(request: GenerationRequest, max_tokens: int) -> int:
+    """How much output is reckoned with of at most `max_tokens`: less where its client named no bound."""
+    if asked_max_tokens(request)[1] is not None:
+        return max_tokens
+    return min(max_tokens, max(ASSUMED_MAX_TOKENS, request.min_tokens or 0))
 
 
 def _window(info: CellInfo) -> str:
@@ -162,7 +175,8 @@ def reserved_tokens(request: GenerationRequest, info: CellInfo) -> int:
     asked = asked_max_tokens(request)[1]
     if asked is not None:
         return max(1, asked)
-    return max(1, request.min_tokens or 0, min(_default_max_tokens(request), info.max_tokens // 4))
+    most = reckoned_tokens(request, _default_max_tokens(request, info))
+    return max(1, request.min_tokens or 0, min(most, info.max_tokens // 4))
 
 
 def sampling_params(
@@ -310,8 +324,10 @@ def check_token_ids(field: str, ids: Any, info: CellInfo) -> None:
         )
 
 
-def _default_max_tokens(request: GenerationRequest) -> int:
-    return COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else CHAT_MAX_TOKENS
+def _default_max_tokens(request: GenerationRequest, info: CellInfo) -> int:
+    if isinstance(request, CompletionRequest):
+        return COMPLETION_MAX_TOKENS
+    return info.max_tokens if info.default_max_tokens is None else info.default_max_tokens
 
 
 def _default(value: float | None, default: float) -> float:

@@ -219,7 +219,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 #: How tokens are chosen; None where nothing is said of it.
 Temperature = Annotated[float | None, Field(ge=0, le=2)]
-TopP = Annotated[float | None, Field(gt=0, le=1)]
+TopP = Annotated[float | None, Field(ge=0, le=1, description="0 takes the most probable token.")]
 TopK = Annotated[int | None, Field(ge=-1, le=1 << 24, description="0 and -1 keep all tokens.")]
 MinP = Annotated[float | None, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float | None, Field(gt=0, le=100)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -13,9 +14,11 @@ from pydantic_core import PydanticCustomError
 from deployments.errors import ApiError, bad_request
 from deployments.request_model import RequestModel
 from deployments.text_codec import TextCodec
+from deployments.tools import ToolUse
 from engine.constraint import Constraint, ConstraintKind
 from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.grammar_source import MAX_TEXT
+from engine.idle_keywords import without_idle
 from engine.schema_parts import BY_NAME
 
 #: Most alternatives of a choice.
@@ -43,7 +46,7 @@ def _schema(value: Any) -> Any:
         raise PydanticCustomError("schema_type", "{text}", {"text": text})
     try:
         # llguidance knows "any JSON" only as the object without rules.
-        return json.dumps({} if value is True else value, allow_nan=False)
+        return json.dumps({} if value is True else without_idle(value, formats=False), allow_nan=False)
     except ValueError:  # of a text: a body has no such numbers
         text = "must hold finite numbers only"
         raise PydanticCustomError("schema_value", "{text}", {"text": text}) from None
@@ -226,20 +229,24 @@ class ConstraintCheck:
         self._codec = codec
         self._grammars: Grammars | None = None
 
-    async def resolve(
-        self, request: StructuredFields, forced: Constraint | None, vocab_size: int
-    ) -> Constraint | None:
+    async def resolve(self, request: StructuredFields, use: ToolUse, vocab_size: int) -> Constraint | None:
         """The constraint of a request.
+
+        A format is of the text of an answer. A call that must be made leaves none; where one may be made, the
+        answer is calls, or of the format.
 
         Args:
             request: its fields.
-            forced: what a tool call that must be made looks like, if one must.
+            use: what its tools mean: a call that must be made has to look like one.
             vocab_size: of the target.
 
         Raises:
-            ApiError: (400) with llguidance's message and the field at fault.
+            ApiError: (400) with llguidance's message, the field at fault, and the tool if it is one's schema.
         """
-        asked = constraint_of(request)
+        asked, forced = constraint_of(request), use.constraint
+        has_format = asked is not None and asked[1].startswith("response_format")
+        if forced is not None and has_format:
+            asked = None
         if asked is not None and forced is not None:
             raise bad_request(
                 f"`{asked[1]}` and a `tool_choice` that forces a call both say what the answer is; give one.",
@@ -255,17 +262,50 @@ class ConstraintCheck:
             raise bad_request(
                 f"`{field}` has {len(constraint.text)} characters; at most {MAX_TEXT} are taken.", field
             )
+        if has_format and forced is None and use.parses:
+            return await self._with_calls(constraint, field, use, vocab_size)
+        return await self._compiled(constraint, field, use, vocab_size)
+
+    async def _with_calls(self, answer: Constraint, field: str, use: ToolUse, vocab_size: int) -> Constraint:
+        await self._compiled(
+            answer, field, use, vocab_size
+        )  # what is wrong with it is told without the calls
+        try:
+            *exact, loose = use.calls_or(answer, self._codec.single_token)
+        except RecursionError:
+            raise bad_request(
+                f"`{field}` and `tools` have a schema that is nested too deeply.", field
+            ) from None
+        for constraint in exact:
+            with suppress(ApiError):  # the other takes these calls, too
+                return await self._compiled(constraint, field, use, vocab_size)
+        return await self._compiled(loose, field, use, vocab_size)
+
+    async def _compiled(
+        self, constraint: Constraint, field: str, use: ToolUse, vocab_size: int
+    ) -> Constraint:
         if self._grammars is None:
             text, ends = self._codec.tokenizer_json(), sorted(self._codec.eos_ids)
             self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size), vocab_size=vocab_size)
-        compiling = self._grammars.prepare(constraint)
-        try:
-            await asyncio.shield(asyncio.wrap_future(compiling))
-        except GrammarError as error:
-            raise ApiError(
-                400, f"`{field}` cannot be used: {error}", param=field, code="invalid_constraint"
-            ) from None
-        return constraint
+        reason = await _why_not(self._grammars, constraint)
+        if reason is None:
+            return constraint
+        for name, arguments in use.constraints.items():  # of a call that must be made
+            if (of_tool := await _why_not(self._grammars, arguments)) is not None:
+                reason = f"the schema of the function '{name}': {of_tool}"
+                break
+        message = f"`{field}` cannot be used: {reason}"
+        raise ApiError(400, message, param=field, code="invalid_constraint")
+
+
+async def _why_not(grammars: Grammars, constraint: Constraint) -> str | None:
+    """Why a constraint cannot be compiled; None if it can."""
+    compiling = grammars.prepare(constraint)
+    try:
+        await asyncio.shield(asyncio.wrap_future(compiling))
+    except GrammarError as error:
+        return str(error)
+    return None
 
 
 def _check_combination(request: Any, field: str) -> None:

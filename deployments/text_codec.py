@@ -11,10 +11,8 @@ from typing import Any
 
 from deployments.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from deployments.errors import bad_request
+from deployments.tokenizer_loading import load_tokenizer
 from engine.end_tokens import end_tokens_of_model
-
-#: The class that is nothing but `tokenizer.json`, by its name in Transformers 4 and in 5.
-_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 #: What `apply_chat_template` takes for itself, and so cannot be a variable of a template.
 _TEMPLATE_ARGUMENTS = frozenset(
@@ -55,7 +53,7 @@ class TextCodec:
     @classmethod
     def load(cls, directory: Path, *, trust_remote_code: bool = False) -> TextCodec:
         """The tokenizer in a Hugging Face directory; code that comes with it runs only if it is trusted."""
-        tokenizer = _load_tokenizer(directory, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
         return cls(tokenizer, frozenset(end_tokens_of_model(directory)))
 
     def tokenizer_json(self) -> str | None:
@@ -228,6 +226,11 @@ class TextCodec:
     def _decoded(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids))
 
+    def single_token(self, text: str) -> int | None:
+        """The token that a text is by itself; None if it is several."""
+        tokens = self.encode(text, add_special_tokens=False)
+        return tokens[0] if len(tokens) == 1 else None
+
     def special_text(self, token: int) -> str | None:
         """A special token as it is written; None for any other token."""
         return str(self._tokenizer.convert_ids_to_tokens(token)) if token in self._special else None
@@ -261,24 +264,6 @@ def _ways_to_tell(messages: list[dict[str, Any]], *, goes_on: bool) -> list[list
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     text = message.get("content")
     return message | {"content": [{"type": "text", "text": text}] if text else []}
-
-
-def _load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:
-    """The tokenizer, by the generic class if that is its own: AutoTokenizer loads torch, 2 s and 200 MB."""
-    try:
-        name = json.loads((directory / "tokenizer_config.json").read_text()).get("tokenizer_class")
-    except FileNotFoundError:
-        name = None
-    if name in _GENERIC_CLASSES and (directory / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(str(directory))
-    from transformers import AutoTokenizer
-
-    # Said outright: by default Transformers asks at the terminal whether to run it.
-    return AutoTokenizer.from_pretrained(
-        str(directory), local_files_only=True, trust_remote_code=trust_remote_code
-    )
 
 
 def _plain_backend(tokenizer: Any) -> Any | None:

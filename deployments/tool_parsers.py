@@ -9,9 +9,11 @@ out to be no JSON, or are cut off: what was sent cannot be taken back, and clien
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 
 from deployments.call_objects import CallObjects
+from deployments.glm_calls import GlmCalls
 from deployments.mistral_calls import MistralCalls
 from deployments.qwen_coder_calls import QwenCoderCalls
 from deployments.tagged_values import Schemas
@@ -19,6 +21,8 @@ from deployments.tool_calls import CallsInText, NewId, Parsed, Teller, ToolParse
 
 #: How each kind of model writes a call, in the words it is told when its template cannot tell it.
 CallText = {
+    "glm": "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>, with as "
+    "many keys and values as there are arguments",
     "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
     "json": '{"name": <function name>, "parameters": <arguments object>}',
     "mistral": '[TOOL_CALLS] [{"name": <function name>, "arguments": <arguments object>}]',
@@ -168,6 +172,7 @@ class NamedCall:
 
 
 _PARSERS: dict[str, Callable[[Schemas, int | None], ToolParser]] = {
+    "glm": GlmCalls,
     "hermes": HermesCalls,
     "json": JsonCalls,
     "mistral": MistralCalls,
@@ -185,14 +190,20 @@ def new_id_of(kind: str) -> NewId:
     return mistral_id if kind == "mistral" else openai_id
 
 
+# Llama 3's words, not those in which tools are told, which also have a description.
+_JSON_CALL = re.compile(r'\{"name":(?:(?!"description")[\s\S]){0,99}"parameters"')
+# As `[get_weather(city="Paris")]` of Llama 4 and Gemma 3.
+_PYTHON_CALL = re.compile(r"\[\w+\(\w+=")
+
+
 def kind_for_template(template: str) -> str:
-    """How a model with that chat template writes calls, "none" if it shows no way."""
-    if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes
-        return "qwen3_coder"
+    """How a model with that chat template writes calls, "none" if it shows no way that is read here."""
+    if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes; Functionary has JSON in its own
+        return "qwen3_coder" if QwenCoderCalls.PARAMETER in template else "none"
     if HermesCalls.OPEN in template:
-        return "hermes"
+        return "glm" if GlmCalls.KEY in template else "hermes"
     if MistralCalls.OPEN in template:
         return "mistral"
-    if "tools" in template and '"parameters"' in template:
+    if "tools" in template and _JSON_CALL.search(template) and not _PYTHON_CALL.search(template):
         return "json"
     return "none"

@@ -8,14 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from deployments.call_grammar import TokenOf, calls_or
 from deployments.errors import bad_request
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
+from engine.grammar_source import MAX_TEXT
+from engine.idle_keywords import without_idle
 
-#: Most tools in one request.
-MAX_TOOLS = 128
+#: Most tools in one request. Coding agents with several servers of the Model Context Protocol send hundreds.
+MAX_TOOLS = 1024
 
 NAME = f"^{FUNCTION_NAME}$"
 
@@ -106,6 +109,7 @@ class ToolUse:
     Attributes:
         tools: for the chat template, in OpenAI's form; None if the model is not to hear of any.
         schema: JSON schema that the output must keep to; None if it is free.
+        arguments: JSON schemas of what the calls may pass, by the functions' names; empty if it is free.
         is_required: whether some call must be made, so that the output is nothing but calls.
     """
 
@@ -127,6 +131,7 @@ class ToolUse:
         """
         self.tools: list[dict[str, Any]] | None = None
         self.schema: dict[str, Any] | None = None
+        self.arguments: dict[str, dict[str, Any]] = {}
         self._parser = parser
         self._schemas: dict[str, dict[str, Any] | None] = {}
         self._named = ""
@@ -159,14 +164,46 @@ class ToolUse:
         self.tools = [tool.model_dump(exclude_none=True) for tool in tools]
         self._schemas = {tool.function.name: tool.function.parameters for tool in tools}
         if self.is_required:
-            self.schema = _schema(tools, self._named, parallel=parallel)
+            self.arguments = _arguments([tool for tool in tools if self._named in ("", tool.function.name)])
+            self.schema = (
+                self.arguments[self._named] if self._named else _schema(self.arguments, parallel=parallel)
+            )
 
     @property
     def constraint(self) -> Constraint | None:
         """What a forced call must look like."""
-        if self.schema is None:
-            return None
-        return Constraint(kind="json_schema", text=json.dumps(self.schema))
+        return None if self.schema is None else _constraint(self.schema)
+
+    @property
+    def constraints(self) -> dict[str, Constraint]:
+        """What the arguments of a forced call must look like, by the functions' names."""
+        return {name: _constraint(schema) for name, schema in self.arguments.items()}
+
+    def calls_or(self, answer: Constraint, token_of: TokenOf) -> list[Constraint]:
+        """What an answer looks like that is calls the model chose, or else is of a format.
+
+        The last takes any arguments, where their schemas cannot be compiled or are too long together: calls
+        that a model chooses are not held to them without a format, either.
+
+        Args:
+            answer: of the format.
+            token_of: see `call_grammar.calls_or`.
+        """
+        is_long = len(json.dumps(self._schemas)) > MAX_TEXT
+        schemas = self._schemas
+        if not is_long:
+            schemas = {name: one and without_idle(one, formats=True) for name, one in schemas.items()}
+        return [
+            calls_or(
+                answer,
+                self._parser,
+                schemas,
+                token_of,
+                parallel=self._parallel,
+                any_arguments=any_arguments,
+            )
+            for any_arguments in ((True,) if is_long else (False, True))
+        ]
 
     @property
     def parses(self) -> bool:
@@ -209,32 +246,40 @@ def _allowed(tools: list[Tool] | None, allowed: AllowedTools) -> list[Tool]:
     return found
 
 
-def _schema(tools: list[Tool], named: str, *, parallel: bool) -> dict[str, Any]:
-    """What a forced call looks like: the arguments of the named function, else a list of calls."""
+def _arguments(tools: list[Tool]) -> dict[str, dict[str, Any]]:
+    """JSON schemas of what is passed to functions of which one must be called, by their names.
 
-    def arguments(tool: Tool) -> dict[str, Any]:
-        return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+    Without what constrains nothing: generators of schemas write that, and one of hundreds of tools would rule
+    all of them out. What is refused for its length is not looked through, for it may be megabytes.
+    """
+    empty: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    given = {tool.function.name: tool.function.parameters or empty for tool in tools}
+    if len(json.dumps(given)) > 2 * MAX_TEXT:
+        return given
+    return {name: without_idle(schema, formats=True) for name, schema in given.items()}
 
-    if named:
-        return next(arguments(tool) for tool in tools if tool.function.name == named)
-    ids = [arguments(tool).get("$id") for tool in tools]
 
-    def document(number: int, tool: Tool) -> dict[str, Any]:
+def _constraint(schema: dict[str, Any]) -> Constraint:
+    return Constraint(kind="json_schema", text=json.dumps(schema))
+
+
+def _schema(arguments: dict[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
+    """What calls look like of functions that take such arguments: a list."""
+    ids = [schema.get("$id") for schema in arguments.values()]
+
+    def document(number: int, schema: dict[str, Any]) -> dict[str, Any]:
         """With an id it is one of its own: references such as `#/$defs/City` stay within it."""
         has_own = ids[number] is not None and ids.count(ids[number]) == 1
-        return arguments(tool) if has_own else arguments(tool) | {"$id": f"tool:{number}"}
+        return schema if has_own else schema | {"$id": f"tool:{number}"}
 
     calls = [
         {
             "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "parameters": document(number, tool),
-            },
+            "properties": {"name": {"const": name}, "parameters": document(number, schema)},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for number, tool in enumerate(tools)
+        for number, (name, schema) in enumerate(arguments.items())
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not parallel:

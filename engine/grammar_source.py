@@ -18,6 +18,7 @@ MAX_TEXT = 64 * 1024
 # JSON stays on one line: a model that likes whitespace would otherwise write nothing else to the end.
 _SPACED: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_START = "start: "
 
 
 def source_of(constraint: Constraint) -> str:
@@ -27,8 +28,7 @@ def source_of(constraint: Constraint) -> str:
     match constraint.kind:
         case "json_object" | "json_schema":
             schema = constraint.text if constraint.kind == "json_schema" else '{"type":"object"}'
-            options = _COMPACT if constraint.compact else _SPACED
-            return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+            return _json_source(schema, compact=constraint.compact)
         case "regex":
             return str(LLMatcher.grammar_from_regex(constraint.text))
         case "grammar":
@@ -42,13 +42,26 @@ def source_of(constraint: Constraint) -> str:
             return str(LLMatcher.grammar_from_regex(f"({quoted})"))
 
 
+def json_rule(schema: str, *, compact: bool = False) -> str:
+    """JSON of a schema as part of a rule in Lark, written as under a constraint of that schema alone."""
+    return _lark(_json_source(schema, compact=compact)).removeprefix(_START)
+
+
 def unforced(source: str) -> str:
     """A grammar in Lark that leaves open how text is spelled where there is no choice what it is."""
-    if source.startswith("{"):
-        (grammar,) = json.loads(source)["grammars"]
-        schema, lark = grammar["json_schema"], grammar["lark_grammar"]
-        source = lark if schema is None else f"start: %json {json.dumps(schema)}"
-    return '%llguidance {"no_forcing": true}\n' + source
+    return '%llguidance {"no_forcing": true}\n' + _lark(source)
+
+
+def _json_source(schema: str, *, compact: bool) -> str:
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT if compact else _SPACED))
+
+
+def _lark(source: str) -> str:
+    if not source.startswith("{"):
+        return source
+    (grammar,) = json.loads(source)["grammars"]
+    schema, lark = grammar["json_schema"], grammar["lark_grammar"]
+    return str(lark) if schema is None else f"{_START}%json {json.dumps(schema)}"
 
 
 def _quote(text: str) -> str:

@@ -17,9 +17,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen. Field names and meanings follow vLLM and OpenAI.
 
     Attributes:
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 is greedy, whatever else is asked; otherwise logits are divided by it.
         top_k: keep the `top_k` most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches `top_p`.
+        top_p: keep the smallest set of tokens whose probability reaches `top_p`; 0 is greedy,
+            too: the most probable token alone, and of several the one that `temperature` 0 takes.
         min_p: drop tokens less probable than `min_p` times the most probable one.
         presence_penalty, frequency_penalty: OpenAI's, over generated tokens.
         repetition_penalty: CTRL's (arXiv 1909.05858), over prompt and generated tokens; 1 is off.
@@ -59,7 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_greedy(self) -> bool:
         """Whether the token is the plain argmax of the processed logits."""
-        return self.temperature == 0.0
+        return self.temperature == 0.0 or self.top_p == 0.0
 
     @property
     def largest_token(self) -> int:

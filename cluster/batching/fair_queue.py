@@ -152,7 +152,7 @@ class FairQueue:
 
     def charge(self, submit: Submit) -> float:
         """What the tenant's counter will have grown by if the request gets all of its `max_tokens`."""
-        num_new = max(0, submit.sampling.max_tokens - len(submit.output))
+        num_new = max(0, submit.num_reckoned - len(submit.output))
         cost = len(submit.prompt) + len(submit.output) + self.output_cost * num_new
         return cost / self._weight(submit)
 
@@ -209,7 +209,7 @@ class FairQueue:
 
     def _cost(self, request: Request) -> float:
         """What is still to be charged for it if it gets all of its `max_tokens`."""
-        cost = self.output_cost * max(0, request.num_remaining)
+        cost = self.output_cost * max(0, request.submit.num_reckoned - len(request.output))
         if request not in self._charged:
             cost += request.num_tokens
         return cost / self._weight(request.submit)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from cluster.batching.fair_queue import FairQueue
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
-from cluster.forecast import Forecast
+from cluster.forecast import Forecast, Schedule
 from cluster.requests import Request, State
+from engine.sampling_params import SamplingParams
 from tests.cluster.test_overload_admission import answer, submitted
 
 
@@ -83,3 +86,40 @@ def test_who_is_begun_and_left_out_says_it() -> None:
         steps.now += 0.012
         steps.forecast.verified(answer(computed=[computed]), [computed, left], steps.now)
     assert steps.forecast.prefill_s(3000, 0) > 4 * expected_s
+
+
+def test_answers_without_a_bound_are_reckoned_with_as_what_is_assumed_of_them() -> None:
+    """By all that the window leaves, one that waits would be told to come back when thousands had ended."""
+    forecast = Forecast(CostModel(DEFAULT_PROFILE), 512, 8)
+    assumed = msgspec.structs.replace(
+        submitted(1), sampling=SamplingParams(max_tokens=131_000), assumed_tokens=100
+    )
+    bounded = msgspec.structs.replace(submitted(1), sampling=SamplingParams(max_tokens=100))
+    free = Schedule(0.0, (), (), 1)
+    assert forecast.predict(assumed, (), free, drafts=False) == forecast.predict(
+        bounded, (), free, drafts=False
+    )
+    assert forecast.alone(assumed, drafts=True) == forecast.alone(bounded, drafts=True)
+    assert forecast.work_s(assumed, drafts=False) == forecast.work_s(bounded, drafts=False)
+    ends = [
+        forecast.schedule([Request(one, "client", 0.0, 1)], (), is_full=True, drafts=False).ends_s
+        for one in (assumed, bounded)
+    ]
+    assert ends[0] == ends[1]
+    assert FairQueue().charge(assumed) == FairQueue().charge(bounded)
+
+
+def test_they_say_of_bounded_answers_at_most_that_these_take_all() -> None:
+    forecast = Forecast(CostModel(DEFAULT_PROFILE), 512, 8)
+    bounded = msgspec.structs.replace(submitted(1), sampling=SamplingParams(max_tokens=100))
+    before_s = forecast.work_s(bounded, drafts=False)
+    assumed = msgspec.structs.replace(
+        submitted(2), sampling=SamplingParams(max_tokens=131_000), assumed_tokens=100
+    )
+    for number in range(40):
+        request = Request(assumed, "client", 0.0, number)
+        request.output += [7] * (5000 if number < 20 else 50)
+        if number == 20:  # all of those before came to more than was assumed
+            assert forecast.work_s(bounded, drafts=False) == before_s
+        forecast.ended(request, "stop")
+    assert forecast.work_s(bounded, drafts=False) == pytest.approx(before_s / 2, rel=0.2)

@@ -74,6 +74,28 @@ async def test_each_sampling_field_reaches_the_cell_and_changes_no_other(
     assert getattr(changed, name) == SAMPLING[name]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}),
+    ],
+)
+@pytest.mark.api("completions", "top_p")
+@pytest.mark.api("chat.completions", "top_p")
+@pytest.mark.api("responses", "top_p")
+@pytest.mark.api("messages", "top_p")
+async def test_a_top_p_of_0_takes_the_most_probable_token(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, body: dict[str, Any]
+) -> None:
+    response = await http.post(path, json=body | {"top_p": 0, "temperature": 1})
+    assert response.status_code == 200, response.text
+    (sent,) = cell.submissions
+    assert (sent.sampling.top_p, sent.sampling.is_greedy) == (0.0, True)
+
+
 @both
 @pytest.mark.api("completions", "logit_bias", "stop_token_ids", "ignore_eos")
 @pytest.mark.api("chat.completions", "logit_bias", "stop_token_ids", "ignore_eos")

@@ -39,7 +39,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("temperature", "hot"),
     ("temperature", True),
     ("temperature", 1e999),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", 1.5),
     ("top_k", -2),
     ("top_k", 1.5),

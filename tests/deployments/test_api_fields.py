@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from cluster.stream_messages import Submit
 from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CompletionRequest
 from deployments.sampling_mapping import (
-    CHAT_MAX_TOKENS,
+    ASSUMED_MAX_TOKENS,
     COMPLETION_MAX_TOKENS,
     CellInfo,
     reserved_tokens,
@@ -266,7 +267,8 @@ async def test_a_prompt_cut_to_fit_leaves_room_for_an_answer(
 def test_no_more_room_is_left_in_a_large_window_than_an_answer_takes_by_default() -> None:
     info = CellInfo(model="demo", max_tokens=40_000, vocab_size=512)
     chat = ChatRequest.model_validate({"messages": MESSAGES})
-    assert reserved_tokens(chat, info) == CHAT_MAX_TOKENS
+    assert reserved_tokens(chat, info) == ASSUMED_MAX_TOKENS
+    assert reserved_tokens(chat, replace(info, default_max_tokens=300)) == 300
     assert reserved_tokens(CompletionRequest(prompt=["a"]), info) == COMPLETION_MAX_TOKENS
 
 

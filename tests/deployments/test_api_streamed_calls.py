@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from deployments.api_service import ApiService
+from deployments.glm_calls import written_glm_call
 from deployments.openai_api import create_app
 from deployments.qwen_coder_calls import written_call
 from tests.fakes.cell_stand_in import CellStandIn
@@ -32,6 +33,7 @@ RESPONSE: dict[str, Any] = {
 ARGUMENTS = json.dumps(FILE, ensure_ascii=False, indent=1)
 BODY = f'{{"name": "write_file", "arguments": {ARGUMENTS}}}'
 CALLS = {
+    "glm": written_glm_call("write_file", FILE),
     "hermes": f"<tool_call>\n{BODY}\n</tool_call>",
     "json": BODY.replace('"arguments"', '"parameters"', 1),
     "mistral": f"[TOOL_CALLS]write_file{ARGUMENTS}",
@@ -64,7 +66,7 @@ async def test_a_chat_s_call_is_told_while_it_is_written(
     whole = await client.chat.completions.create(model="demo", **CHAT)
     ((expected,),) = [choice.message.tool_calls for choice in whole.choices]
     assert json.loads(expected.function.arguments) == FILE
-    assert tool_parser == "qwen3_coder" or expected.function.arguments == ARGUMENTS
+    assert tool_parser in ("glm", "qwen3_coder") or expected.function.arguments == ARGUMENTS
     stream = await client.chat.completions.create(model="demo", stream=True, **CHAT)
     deltas, reasons = [], []
     async for chunk in stream:
@@ -195,10 +197,12 @@ async def test_a_response_s_call_that_is_cut_off_is_incomplete(
         assert ARGUMENTS.startswith(item["arguments"])
 
 
-@pytest.mark.parametrize("tool_parser", ["qwen3_coder"])
+@pytest.mark.parametrize(
+    ("tool_parser", "told"), [("glm", "<tool_call>NAME\n<arg_key>KEY"), ("qwen3_coder", "<function=NAME>")]
+)
 @pytest.mark.api("chat.completions", "tools", "messages")
 async def test_a_model_without_a_place_for_tools_is_shown_calls_as_it_is_to_write_them(
-    service: ApiService, cell: CellStandIn
+    service: ApiService, cell: CellStandIn, tool_parser: str, told: str
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "write_file", "arguments": ARGUMENTS}}
     messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -207,8 +211,8 @@ async def test_a_model_without_a_place_for_tools_is_shown_calls_as_it_is_to_writ
         response = await http.post("/v1/chat/completions", json=CHAT | {"messages": messages})
     assert response.status_code == 200, response.text
     prompt = codec().decode(cell.submissions[0].prompt, skip_special_tokens=False)
-    assert CALLS["qwen3_coder"] in prompt
-    assert "<function=NAME>" in prompt.partition("<|user|>")[0]
+    assert CALLS[tool_parser] in prompt
+    assert told in prompt.partition("<|user|>")[0]
 
 
 @pytest.mark.parametrize("tool_parser", KINDS)

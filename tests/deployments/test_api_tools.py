@@ -290,7 +290,6 @@ async def test_no_call_where_none_is_wanted(http: httpx.AsyncClient, cell: CellS
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": TOOLS + TOOLS}, "tools"),
-        ({"tools": [TOOLS[1]] * 129}, "tools"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),

@@ -221,6 +221,34 @@ async def test_arguments_that_are_no_object_come_back_as_they_were_written(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        r'{"city": "cut \ud83d"}',  # half of a surrogate pair
+        '{"city": 1e999, "size": -1e999}',
+        '{"size": 0.1000000000000000055511151231257827, "city": "a", "city": "b"}',
+        '{"city":\n\t123456789012345678901234567890}',
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("is_forced", [False, True])
+@pytest.mark.api("messages", "tools", "stream")
+async def test_arguments_are_those_of_the_stream_to_the_character(
+    http: httpx.AsyncClient, cell: CellStandIn, text: str, is_forced: bool
+) -> None:
+    """Also where reading and writing them anew would fail, or make them others."""
+    says(cell, text if is_forced else CALL.replace('{"city": "Oslo"}', text))
+    choice = {"type": "tool", "name": "get_weather"} if is_forced else {"type": "auto"}
+    body = BODY | {"tools": [TOOL], "tool_choice": choice, "max_tokens": 200}
+    whole = await http.post(PATH, json=body)
+    assert whole.status_code == 200, whole.text
+    assert f'"input":{text}' in whole.text
+    assert whole.json()["stop_reason"] == "tool_use"
+    events = events_of((await http.post(PATH, json=body | {"stream": True})).text)
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta["partial_json"] for delta in deltas) == text
+
+
+@pytest.mark.parametrize(
     ("choice", "text", "most"),
     [
         ({"type": "tool", "name": "get_weather"}, '{"city": "Oslo"}', None),

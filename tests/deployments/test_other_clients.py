@@ -58,7 +58,7 @@ async def test_what_gateways_add_to_messages_and_tools_changes_nothing(
     assert first.prompt == second.prompt
 
 
-@pytest.mark.parametrize("tool_parser", ["hermes", "json", "qwen3_coder"])
+@pytest.mark.parametrize("tool_parser", ["glm", "hermes", "json", "qwen3_coder"])
 @pytest.mark.api("chat.completions", "messages")
 async def test_a_call_that_is_no_json_is_shown_to_the_model_as_it_wrote_it(
     service: ApiService, cell: CellStandIn, tool_parser: str

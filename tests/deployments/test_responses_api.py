@@ -242,7 +242,7 @@ async def test_log_probabilities_are_included_by_name(http: httpx.AsyncClient, s
         (part,) = final["output"][0]["content"]
         shown = [len(entry["top_logprobs"]) for entry in part["logprobs"]]
         assert shown == ([] if num_top is None else [num_top] * 4)
-    error = (await http.post(PATH, json=body | {"include": ["file_search_call.results"]})).json()["error"]
+    error = (await http.post(PATH, json=body | {"include": ["file_search_call.names"]})).json()["error"]
     assert error["param"] == "include.0"
     assert "message.output_text.logprobs" in error["message"]
 

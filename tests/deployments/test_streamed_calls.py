@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.glm_calls import written_glm_call
 from deployments.json_extent import JsonExtent
 from deployments.qwen_coder_calls import written_call
 from deployments.tagged_values import Schemas
@@ -43,6 +44,8 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 CUTS = st.lists(st.integers(0, 400), max_size=30)
+#: Those that write arguments in tags.
+TAGGED = {"glm": written_glm_call, "qwen3_coder": written_call}
 #: How arguments may be written.
 FORMS = st.fixed_dictionaries({"ensure_ascii": st.booleans(), "indent": st.sampled_from([None, None, 0, 1])})
 
@@ -103,6 +106,7 @@ def test_a_stream_of_a_call_adds_up_to_the_whole(
     assert parts(parser_of(kind), [text]) == [CallDelta(0, told, name="add")]
 
 
+@pytest.mark.parametrize("kind", TAGGED)
 @examples(200)
 @given(
     st.fixed_dictionaries(
@@ -111,12 +115,15 @@ def test_a_stream_of_a_call_adds_up_to_the_whole(
     ),
     CUTS,
 )
-def test_a_stream_of_a_tagged_call_adds_up_to_the_whole(arguments: dict[str, Any], cuts: list[int]) -> None:
-    text = written_call("write_file", arguments)
-    if any(end in value for value in map(str, arguments.values()) for end in ("</param", "<param", "</func")):
+def test_a_stream_of_a_tagged_call_adds_up_to_the_whole(
+    kind: str, arguments: dict[str, Any], cuts: list[int]
+) -> None:
+    text = TAGGED[kind]("write_file", arguments)
+    ends = ("</param", "<param", "</func", "</arg_value>")
+    if any(end in value for value in map(str, arguments.values()) for end in ends):
         return
-    found = parts(parser_of("qwen3_coder"), pieces(text, cuts))
-    assert found == parts(parser_of("qwen3_coder"), [text])
+    found = parts(parser_of(kind), pieces(text, cuts))
+    assert found == parts(parser_of(kind), [text])
     (call,) = found
     assert isinstance(call, CallDelta)
     read = json.loads(call.arguments)
@@ -143,10 +150,11 @@ def test_arguments_are_told_with_every_character(kind: str) -> None:
     assert parser.finish().parts == []
 
 
-def test_strings_in_tags_are_told_with_every_character() -> None:
+@pytest.mark.parametrize("kind", TAGGED)
+def test_strings_in_tags_are_told_with_every_character(kind: str) -> None:
     content = 'def f():\n    return "<é>"\n\n'
-    text = written_call("write_file", {"path": "a", "content": content, "mode": 5})
-    parser, at = make_parser("qwen3_coder", SCHEMAS), text.index(content)
+    text = TAGGED[kind]("write_file", {"path": "a", "content": content, "mode": 5})
+    parser, at = make_parser(kind, SCHEMAS), text.index(content)
     told = "".join(delta.arguments for char in text[:at] for delta in parser.feed(char).calls)
     assert told == '{"path": "a", "content": "'
     for size, char in enumerate(content, 1):
@@ -167,11 +175,13 @@ FRAGMENTS = [
     '{"name": "no", "arguments": {}}', '{"name": "add", "arguments": {"a": "b"}}',
     '{"arguments": {"a": 1}, "name": "add"}', "<function=add>", "<function=no>", "<function=write_file>",
     "<parameter=path>", "<parameter=mode>", "</parameter>", "</function>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>mode</arg_key><arg_value>",
 ]  # fmt: skip
 
 
 #: So that most of the texts have a call.
 BEGINNINGS = {
+    "glm": ["<tool_call>add", "<tool_call>write_file\n<arg_key>path</arg_key>\n<arg_value>", "<tool_call>"],
     "hermes": ["<tool_call>", '<tool_call>{"name": "add", "arguments": {', '<tool_call>[{"name": "add"}'],
     "json": ['{"name": "add", "parameters": {', "["],
     "forced": ['[{"name": "add", "parameters": ', '[{"name": "add"'],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deployments.call_objects import _HEAD
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import LONGEST_NAME, CallDelta, ToolParser
-from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
+from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from deployments.tools import NAME
 from tests.examples import examples
 
@@ -117,6 +117,7 @@ def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
     texts = {"hermes": f"<tool_call>{json.dumps(call)}</tool_call>", "json": json.dumps(call)}
     texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
     texts["qwen3_coder"] = "<function=add></function>"
+    texts["glm"] = "<tool_call>add</tool_call>"
     new_id = new_id_of(kind)
     form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
     parsers: list[tuple[ToolParser, str]] = [
@@ -236,6 +237,7 @@ def test_calls_of_the_longest_names_are_found(kind: str) -> None:
     assert not re.fullmatch(NAME, name + "n")
     body = f'{{"name": "{name}", "parameters": {{}}}}'
     texts = {"hermes": f"<tool_call>{body}</tool_call>", "json": body, "mistral": f"[TOOL_CALLS]{name}{{}}"}
+    texts["glm"] = f"<tool_call>{name}\n</tool_call>"
     text = texts.get(kind, f"<tool_call>\n<function={name}>\n</function>\n</tool_call>")
     for cuts in ([], [99], list(range(len(text)))):
         assert told(make_parser(kind, {name: None}), text, cuts) == ("", [(name, "{}")])
@@ -350,14 +352,6 @@ def test_tags_within_arguments_are_arguments() -> None:
     ):
         for cuts in ([], list(range(len(text)))):
             assert told(make_parser(kind, NAMES), text, cuts) == ("", [("add", arguments)])
-
-
-def test_kind_of_known_templates() -> None:
-    assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
-    assert kind_for_template("{% if tools %}...<tool_call>\n<function=name>{% endif %}") == "qwen3_coder"
-    assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
-    assert kind_for_template('{{ "[TOOL_CALLS] [" }}{{ tools }}{{ "parameters" }}') == "mistral"
-    assert kind_for_template("{{ messages[0].content }}") == "none"
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,27 @@ def test_greedy_fast_path_and_gap() -> None:
     assert torch.equal(logits, before)
 
 
+@examples(60)
+@given(
+    logits=st.lists(st.sampled_from([-math.inf, -2.0, 0.0, 3.0, 3.0]), min_size=1, max_size=12).filter(
+        lambda row: max(row) > -math.inf
+    ),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    position=st.integers(0, 99),
+    biased=st.booleans(),
+)
+def test_a_nucleus_of_no_mass_is_the_greedy_token(
+    logits: list[float], seed: int, position: int, biased: bool
+) -> None:
+    """Also where several are the most probable, of which noise would choose."""
+    one = SamplingParams(temperature=1.0, top_p=0.0, seed=seed, logit_bias={0: 1.0} if biased else {})
+    row = torch.tensor([logits])
+    greedy = msgspec.structs.replace(one, temperature=0.0, top_p=1.0)
+    found, expected = (decide(row, [Row(params, position)]) for params in (one, greedy))
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.gap.nan_to_num(), expected.gap.nan_to_num())
+
+
 def test_extreme_settings_stay_finite() -> None:
     logits = torch.tensor([[-3e4, 3e4, 1.0, 2.0]])
     for temperature in (5e-324, 1e-46, 1e-40, 1e-30, 1e-6, 1e6):

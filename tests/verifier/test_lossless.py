@@ -23,7 +23,7 @@ params = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0, 2.0]),
     top_k=off_or(0, 1, 5),
-    top_p=off_or(1.0, 0.9, 0.5),
+    top_p=off_or(1.0, 0.9, 0.5, 0.0),
     min_p=off_or(0.0, 0.02, 0.3),
     presence_penalty=off_or(0.0, 1.5, -1.0),
     frequency_penalty=off_or(0.0, 0.7, -0.3),

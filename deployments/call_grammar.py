@@ -1,0 +1,201 @@
+"""Grammars of answers that are calls of tools, as a model writes them, or else what a format asks for.
+
+No white space stands before a call: models write some out of habit, as behind a thought, and where it is
+possible before calls only, nothing but a call could follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from deployments.glm_calls import GlmCalls
+from deployments.mistral_calls import MistralCalls
+from deployments.qwen_coder_calls import QwenCoderCalls
+from deployments.tagged_values import Schemas
+from deployments.tool_parsers import HermesCalls, JsonCalls
+from engine.constraint import Constraint
+from engine.grammar_source import json_rule
+
+TokenOf = Callable[[str], int | None]
+
+_ANYTHING = {"type": "object"}
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+_MISTRAL_ID = "/[a-zA-Z0-9]{9}/"
+# Any name of a parameter in a tag.
+_ANY_KEY = r"/[^>\n]+/"
+# Between such tags.
+_ANY_GLM_KEY = r"/[^<\n]+/"
+
+
+def calls_or(
+    answer: Constraint,
+    kind: str,
+    schemas: Schemas,
+    token_of: TokenOf,
+    *,
+    parallel: bool = True,
+    any_arguments: bool = False,
+) -> Constraint:
+    """The constraint of an answer that is either of both.
+
+    Args:
+        answer: what the text must look like, JSON.
+        kind: how the model writes calls, of `deployments.tool_parsers.CallText`.
+        schemas: of the functions' arguments, by name.
+        token_of: the token that a marker is, if it is one.
+        parallel: whether there may be several calls.
+        any_arguments: whether the schemas are passed over, and any object is taken.
+    """
+    rules = _Rules(schemas, token_of, any_arguments=any_arguments)
+    calls = _WRITERS[kind](rules, parallel)
+    schema = answer.text if answer.kind == "json_schema" else json.dumps(_ANYTHING)
+    lines = ["start: answer | calls", f"answer: {json_rule(schema, compact=answer.compact)}"]
+    return Constraint(kind="grammar", text="\n".join([*lines, f"calls: {calls}", *rules.lines]))
+
+
+class _Rules:
+    """What the rules of calls consist of; arguments as of `calls_or`.
+
+    Attributes:
+        lines: the rules written so far.
+    """
+
+    def __init__(self, schemas: Schemas, token_of: TokenOf, *, any_arguments: bool) -> None:
+        self.schemas: dict[str, Mapping[str, Any]] = {
+            name: _ANYTHING if any_arguments else (schema or _NOTHING) for name, schema in schemas.items()
+        }
+        self.lines: list[str] = []
+        self._token_of = token_of
+
+    def token(self, marker: str) -> str:
+        """A marker that is a token; empty if it is none."""
+        token = self._token_of(marker)
+        return "" if token is None else f"<[{token}]>"
+
+    def marker(self, marker: str) -> str:
+        """The token that a marker is, else its text."""
+        return self.token(marker) or _text(marker)
+
+    def optional(self, marker: str, then: str = "") -> str:
+        """A marker that may be left out with what follows it; nothing where it is no token."""
+        token = self.token(marker)
+        return f"({token} {then})?" if token else ""
+
+    def takers(self) -> list[tuple[list[str], Mapping[str, Any]]]:
+        """Names of functions that take the same arguments, and what these must look like."""
+        found: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
+        for name, schema in self.schemas.items():
+            found.setdefault(json.dumps(schema), ([], schema))[0].append(name)
+        return list(found.values())
+
+    def add_object(self, key: str) -> str:
+        """The rule of a call as an object, of which `key` holds the arguments.
+
+        It is JSON as the format is: of two ways to write it, llguidance's lexer would keep to the one whose
+        pieces are longer.
+        """
+        calls = []
+        for names, schema in self.takers():
+            # With an id it is a document of its own: references such as `#/$defs/City` stay within it.
+            properties = {"name": {"enum": names}, key: {"$id": "arguments:", **schema}}
+            call = {"type": "object", "properties": properties, "required": list(properties)}
+            calls.append(json_rule(json.dumps({**call, "additionalProperties": False})))
+        self.lines += [f"object{number}: {call}" for number, call in enumerate(calls)]
+        self.lines.append(f"object: {_either(f'object{number}' for number in range(len(calls)))}")
+        return "object"
+
+
+def _hermes(rules: _Rules, parallel: bool) -> str:
+    call = rules.add_object("arguments")
+    opened, closed = rules.marker(HermesCalls.OPEN), rules.marker(HermesCalls.CLOSE)
+    rules.lines.append(f'call: {opened} "\\n"? {call} "\\n"? {closed}')
+    return _lines("call", parallel)
+
+
+def _json(rules: _Rules, parallel: bool) -> str:
+    call = rules.add_object("parameters")
+    more = f' ((";" " "? | "\\n") {call})*' if parallel else ""
+    return f"{rules.optional(JsonCalls.TAG)} {call}{more}"
+
+
+def _mistral(rules: _Rules, parallel: bool) -> str:
+    """In both forms, of which a model knows one."""
+    call, opened = rules.add_object("arguments"), rules.marker(MistralCalls.OPEN)
+    _, identified, begun = MistralCalls.markers
+    head = f"{rules.optional(identified, _MISTRAL_ID)} {rules.optional(begun)}"
+    named = []
+    for number, (names, schema) in enumerate(rules.takers()):
+        rules.lines.append(f"arguments{number}: {json_rule(json.dumps(schema))}")
+        named.append(f"{_either(map(_text, names))} {head} arguments{number}")
+    rules.lines.append(f"named: {opened} {_either(named)}")
+    more = f' ("," " "? {call})*' if parallel else ""
+    return f'{opened} " "? "[" {call}{more} "]" | named{"+" if parallel else ""}'
+
+
+def _qwen_coder(rules: _Rules, parallel: bool) -> str:
+    """Arguments are no JSON: parameters have the names of the schema, and any text as their values."""
+    form = QwenCoderCalls
+    functions = [f"{_text(f'{name}>')} {_parameters(schema)}" for name, schema in rules.schemas.items()]
+    opened, closed = rules.marker(form.OPEN), rules.marker(form.CLOSE)
+    rules.lines += [
+        f'call: {opened} "\\n" {_text(form.FUNCTION)} {_either(functions)} "\\n" '
+        f'{_text(form.FUNCTION_END)} "\\n" {closed}',
+        f"value[suffix={_text(chr(10) + form.PARAMETER_END)}]: /(?s:.*)/",
+    ]
+    return _lines("call", parallel)
+
+
+def _parameters(schema: Mapping[str, Any]) -> str:
+    """As many parameters as there are, each with its name."""
+    keys = _keys(schema, _ANY_KEY)
+    return f'("\\n" {_text(QwenCoderCalls.PARAMETER)} {keys} ">\\n" value)*' if keys else ""
+
+
+def _glm(rules: _Rules, parallel: bool) -> str:
+    """As `_qwen_coder`; with line breaks between the tags, or without."""
+    form = GlmCalls
+    opened, closed, key, key_end, value, value_end = map(rules.marker, form.markers)
+    functions = []
+    for name, schema in rules.schemas.items():
+        keys = _keys(schema, _ANY_GLM_KEY)
+        pairs = f'("\\n"? {key} {keys} {key_end} "\\n"? {value} value)*' if keys else ""
+        functions.append(f"{_text(name)} {pairs}")
+    rules.lines.append(f'call: {opened} {_either(functions)} "\\n"? {closed}')
+    if rules.token(form.VALUE_END):
+        rules.lines.append(f"value: /(?s:.*)/ {value_end}")
+    else:
+        rules.lines.append(f"value[suffix={value_end}]: /(?s:.*)/")
+    return _lines("call", parallel)
+
+
+def _keys(schema: Mapping[str, Any], any_key: str) -> str:
+    """What an argument may be called; empty where there is none."""
+    properties = schema.get("properties")
+    is_closed = schema.get("additionalProperties", False) is False and "patternProperties" not in schema
+    if is_closed and isinstance(properties, Mapping):
+        return _either(map(_text, properties)) if properties else ""
+    return any_key
+
+
+def _lines(rule: str, parallel: bool) -> str:
+    return f'{rule} ("\\n"? {rule})*' if parallel else rule
+
+
+def _either(rules: Iterable[str]) -> str:
+    return f"({' | '.join(rules)})"
+
+
+def _text(text: str) -> str:
+    """Text as a rule; JSON's escapes are Lark's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+_WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
+    "glm": _glm,
+    "hermes": _hermes,
+    "json": _json,
+    "mistral": _mistral,
+    "qwen3_coder": _qwen_coder,
+}

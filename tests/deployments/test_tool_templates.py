@@ -1,0 +1,101 @@
+"""By its chat template a model is taken for one whose calls are read, or for none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deployments.errors import ApiError
+from deployments.tagged_values import Schemas
+from deployments.tool_parsers import kind_for_template, make_parser
+from deployments.tools import Tool, ToolUse
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+SCHEMAS: Schemas = {"get_weather": PARAMETERS}
+CITY = {"city": "Paris"}
+CALL = json.dumps({"name": "get_weather", "arguments": CITY})
+
+#: What templates show of calls, and what such a model then writes.
+KNOWN = {
+    "Qwen2.5, Qwen3, Hermes 2 Pro, Granite 4": (
+        "hermes",
+        r"""{% if tools %}{{ '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}' }}""",
+        f"<tool_call>\n{CALL}\n</tool_call>",
+    ),
+    "Qwen3-Coder": (
+        "qwen3_coder",
+        r"""{%- if tools %}{{- '<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>
+value_1\n</parameter>\n</function>\n</tool_call>' }}""",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "GLM-4.5, GLM-4.6": (
+        "glm",
+        "{%- if tools -%}<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n"
+        "<arg_value>{arg-value-1}</arg_value>\n...\n</tool_call>{%- endif -%}",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+    ),
+    "GLM-4.7": (
+        "glm",
+        "{%- if tools -%}<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}"
+        "</arg_value>...</tool_call>{%- endif -%}",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>",
+    ),
+    "Llama 3.1 to 3.3, and Llama 4 as first published": (
+        "json",
+        """{%- if tools is not none %}{{- 'Respond in the format {"name": function name, "parameters": """
+        """dictionary of argument name and its value}. ' }}""",
+        CALL.replace("arguments", "parameters"),
+    ),
+    "one with earlier calls alone": (
+        "json",
+        """{%- if tools %}{{- '{"name": "' + tool_call.name + '", ' }}
+            {{- '"parameters": ' }}
+            {{- tool_call.arguments | tojson }}""",
+        CALL.replace("arguments", "parameters"),
+    ),
+    "Mistral Nemo": (
+        "mistral",
+        """{{- '{"type": "function", "function": {"name": ' }}"parameters": {{- "[TOOL_CALLS][" }}""",
+        f"[TOOL_CALLS][{CALL}]",
+    ),
+}
+UNKNOWN = {
+    "Functionary 3.1": r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
+<function=example_function_name>{"example_name": "example_value"}</function>' }}""",
+    "Llama 4": """{%- if tools %}Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]
+{%- endif %}{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""",
+    "Gemma 3": "{%- if tools %}[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
+    "Command R7B": """{% for tool in tools %}
+    {"name": "{{ tool['name'] }}", "description": "{{ d }}", "parameters": {{ p }}, "responses": null}
+{% endfor %}<|START_ACTION|>[
+    {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {{ arguments }}}
+]<|END_ACTION|>""",
+    "Nemotron Nano 2": """{% if tools %}<TOOLCALL>[{{"name": "tool_name1", "arguments": "tool_args1"}}]""",
+    "DeepSeek V3": "<\uff5ctool\u2581call\u2581begin\uff5c>{{ tool['type'] }}<\uff5ctool\u2581sep\uff5c>",
+    "Phi-4-mini": "{{ '<|' + message['role'] + '|>' + '<|tool|>' + message['tools'] + '<|/tool|>' }}",
+    "Granite 3.3": "{%- if tools %}respond with <|tool_call|> followed by a JSON list of tools used.",
+    "OLMo 3": "<functions>{{ tools | tojson }}</functions><function_calls>{{ call }}</function_calls>",
+    "one without tools": "{{ messages[0].content }}",
+}
+
+
+@pytest.mark.parametrize("model", KNOWN)
+def test_calls_of_the_template_are_read(model: str) -> None:
+    kind, template, written = KNOWN[model]
+    assert kind_for_template(template) == kind
+    parser = make_parser(kind, SCHEMAS)
+    parsed = [parser.feed(written), parser.finish()]
+    (call,) = [call for one in parsed for call in one.calls]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", CITY)
+    assert not "".join(one.content for one in parsed).strip()
+
+
+@pytest.mark.parametrize("model", UNKNOWN)
+def test_tools_are_refused_where_calls_would_not_be_read(model: str) -> None:
+    """Taken for calls that are read, they came back as text."""
+    assert kind_for_template(UNKNOWN[model]) == "none"
+    tools = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": PARAMETERS}})]
+    with pytest.raises(ApiError, match="not known how this model writes calls"):
+        ToolUse(tools, "auto", kind_for_template(UNKNOWN[model]), knows_tools=True)
+    ToolUse(tools, "required", "none", knows_tools=True)
