@@ -7,19 +7,21 @@ from collections.abc import Iterable
 from cluster.batching.common import has_objective
 from cluster.requests import Request
 
+#: Of who says nothing of its urgency.
+USUAL_PRIORITY = 0
+
 
 def is_background(request: Request, urgent: float) -> bool:
     """Whether the request is to have only the time that those with objectives leave.
 
-    It has no objectives, and says by its `priority` that others come first: above 0, which is that of anybody
-    who says nothing, and above theirs.
+    It has no objectives, and says by its `priority` that others come first: above the usual 0, and
+    above theirs.
 
     Args:
         request: whose it is asked of.
         urgent: priority of the most urgent of those.
     """
-    priority = request.submit.priority
-    return priority > 0 and priority > urgent and not has_objective(request)
+    return request.submit.priority > max(USUAL_PRIORITY, urgent) and not has_objective(request)
 
 
 def most_urgent(requests: Iterable[Request]) -> float:
