@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
-from engine.quantized_checkpoint import why_not_read
+from engine.quantized_checkpoint import quantization_of, why_not_read
 from engine.quantized_files import FP8, UnsuitableWeights, refused_format
 from engine.stored_layers import are_quantized
 
@@ -23,10 +23,10 @@ _FP8_FROM = (8, 9)
 
 def quantization_method(config: Any) -> str | None:
     """How a Transformers configuration says that the weights are quantized; None if it does not."""
-    described = getattr(config, "quantization_config", None)
-    if described is None:
+    described = quantization_of(config)
+    if not described:
         return None
-    method = described.get("quant_method") if isinstance(described, dict) else described.quant_method
+    method = described.get("quant_method")
     return str(getattr(method, "value", method))
 
 

@@ -21,7 +21,7 @@ from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
 from engine.integer_formats import from_int8, from_packed, from_qweight
 from engine.integer_module import StoredIntegerLinear
-from engine.quantized_files import NOTHING_READ
+from engine.quantized_files import DESCRIBED_IN, NOTHING_READ, description_in
 from engine.stored_layers import StoredLayer, stored_layers
 from engine.stored_linear import StoredLinear, plain_linear
 
@@ -43,7 +43,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
         return str(error)
     if not layers:
         return NOTHING_READ
-    described = _quantization(config)
+    described = quantization_of(config)
     version = str(described.get("version") or "gemm").lower()
     if described.get("quant_method") == "awq" and version != "gemm":
         return f"AWQ's packing {version!r} is not read, only 'gemm'"
@@ -75,7 +75,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
 
 def block_of(config: Any) -> tuple[int, int]:
     """Rows and columns that share a scale, by a Transformers configuration, if its scales are per block."""
-    described = _quantization(config)
+    described = quantization_of(config)
     block: Any = described.get("weight_block_size")
     for group in (described.get("config_groups") or {}).values():  # compressed-tensors
         weights = group.get("weights") or {}
@@ -164,8 +164,9 @@ def _matches(patterns: Any, name: str) -> bool:
 def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model without its weights; the buffers it makes itself are there."""
     plain = copy.deepcopy(config)
-    if hasattr(plain, "quantization_config"):
-        del plain.quantization_config
+    for field in DESCRIBED_IN:
+        if hasattr(plain, field):
+            delattr(plain, field)
     with init_empty_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             plain, dtype=dtype, attn_implementation=attention, trust_remote_code=False
@@ -173,8 +174,9 @@ def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedMode
     return model
 
 
-def _quantization(config: Any) -> dict[str, Any]:
-    described = getattr(config, "quantization_config", None) or {}
+def quantization_of(config: Any) -> dict[str, Any]:
+    """How a Transformers configuration says that the weights are quantized; empty if it does not."""
+    described = description_in(vars(config)) or {}
     found: dict[str, Any] = described if isinstance(described, dict) else described.to_dict()
     return found
 
@@ -196,7 +198,7 @@ def _read(
         part: checkpoint.read(f"{layer.module}.{part}")
         for part in (layer.numbers, layer.scales, *layer.beside)
     }
-    described = _quantization(config)
+    described = quantization_of(config)
     if layer.layout == "fp8":
         scales = _scales(tensors[layer.scales], described)
         return StoredFp8Linear(tensors[layer.numbers], scales, bias, block_of(config))

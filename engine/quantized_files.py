@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -13,6 +15,8 @@ FP8 = "fp8"
 #: or by what safetensors calls their numbers, these only with scales.
 _READ_NAMES = (".qweight", ".weight_packed")
 _READ_KIND, _READ_SCALED = "F8_E4M3", "I8"
+#: Fields of config.json that say how weights are quantized: as now, and as compressed-tensors called it first.
+DESCRIBED_IN = ("quantization_config", "compression_config")
 #: What is wrong with a checkpoint without such weights.
 NOTHING_READ = "none of its weights is in a format that is read here"
 
@@ -29,6 +33,11 @@ def refused_format(method: str, why: str) -> UnsuitableWeights:
     )
 
 
+def description_in(config: Mapping[str, Any]) -> Any:
+    """How the fields of a configuration say that weights are quantized; None if they do not."""
+    return next((config[field] for field in DESCRIBED_IN if config.get(field) is not None), None)
+
+
 def check_quantization(directory: Path) -> None:
     """Refuse what `engine.quantization.route_of` would refuse on every device, long before it is loaded.
 
@@ -38,9 +47,9 @@ def check_quantization(directory: Path) -> None:
         UnsuitableWeights: if config.json names another format than FP8, and no weight is in one that is read.
     """
     try:
-        described = json.loads((directory / "config.json").read_text())["quantization_config"]
+        described = description_in(json.loads((directory / "config.json").read_text()))
         method = described["quant_method"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     if method == FP8:
         return

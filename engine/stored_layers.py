@@ -12,6 +12,7 @@ Layout = Literal["fp8", "int8", "qweight", "packed"]
 """Of e4m3 numbers; of signed integers of eight bits; GPTQ's or AWQ's; compressed-tensors' packed one."""
 
 _BY_KIND: dict[str, Layout] = {"F8_E4M3": "fp8", "I8": "int8"}
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _BY_NAME: dict[str, Layout] = {"qweight": "qweight", "weight_packed": "packed"}
 # What layouts have beside the numbers: scales by one of some names, and what they may have. FP8's are called
 # the first way in fine-grained checkpoints (DeepSeek, Qwen), and the second by compressed-tensors and FBGEMM.
@@ -57,10 +58,19 @@ def stored_layers(checkpoint: Checkpoint) -> dict[str, StoredLayer]:
 
 
 def are_quantized(checkpoint: Checkpoint) -> bool:
-    """Whether tensors show that there are such layers, even if config.json does not say so."""
-    return any(
-        name.rpartition(".")[2] in _BY_NAME or checkpoint.kind(name) == "F8_E4M3" for name in checkpoint.names
-    )
+    """Whether tensors show that there are such layers, even if config.json does not say so.
+
+    So do weights of anything but floats: what these are to mean, only a format can tell.
+    """
+    return any(_is_quantized(checkpoint, name) for name in checkpoint.names)
+
+
+def _is_quantized(checkpoint: Checkpoint, name: str) -> bool:
+    part, kind = name.rpartition(".")[2], checkpoint.kind(name)
+    if part in _BY_NAME or kind == "F8_E4M3":
+        return True
+    # Buffers of integers are no weights.
+    return kind not in _FLOATS and (part == "weight" or f"{name}_scale" in checkpoint.names)
 
 
 def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
@@ -68,6 +78,8 @@ def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
         module, _, part = name.rpartition(".")
         by_kind = _BY_KIND.get(checkpoint.kind(name))
         layout = _BY_NAME.get(part) or by_kind
+        if layout is None and part == "weight" and checkpoint.kind(name) not in _FLOATS:
+            raise UnreadableCheckpoint(f"`{name}` is of type {checkpoint.kind(name)}, which is not read")
         if layout is None or part == "weight_zero_point":
             continue
         called, more = _BESIDE[layout]

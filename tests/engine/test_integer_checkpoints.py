@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -250,6 +250,51 @@ def test_other_packings_are_refused(
     file.write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match=message):
         load_runner(tmp_path, num_slots=128)
+
+
+def described_anew(directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A checkpoint whose config.json says something else."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    return directory
+
+
+def without_description(config: dict[str, Any]) -> None:
+    del config["quantization_config"]
+
+
+def as_compression(config: dict[str, Any]) -> None:
+    config["compression_config"] = config.pop("quantization_config")
+
+
+@pytest.mark.parametrize("change", [as_compression, without_description])
+def test_integers_are_numbers_whatever_describes_them(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    """`compression_config` is what compressed-tensors called `quantization_config` at first."""
+    integer_models.write("llama", "int8", tmp_path / "usual")
+    integer_models.write("llama", "int8", tmp_path / "other")
+    expected = logits_of(load_runner(tmp_path / "usual", num_slots=128), 1)
+    found = logits_of(load_runner(described_anew(tmp_path / "other", change), num_slots=128), 1)
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("change", [lambda config: None, without_description])
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_integers_without_scales_are_no_weights(
+    kind: torch.dtype, change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    integer_models.write("llama", "int8", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {name: one for name, one in load_file(file).items() if not name.endswith("_scale")}
+    tensors = {name: one.to(kind) if one.dtype == torch.int8 else one for name, one in tensors.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    told = r"`model.layers.0.mlp.down_proj.weight` is of "
+    with pytest.raises(UnsupportedModel, match=told):
+        load_runner(described_anew(tmp_path, change), num_slots=128)
 
 
 def test_only_awqs_version_is_a_packing(tmp_path: Path) -> None:
