@@ -32,6 +32,8 @@ _UNUSED = re.compile(
     r"\.(input_scale|input_zero_point|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
     r"|rotary_emb\.inv_freq)$"
 )
+_AUTO_ROUND = ("auto-round", "intel/auto-round")
+_GPTQ_PACKINGS = frozenset({"gptq", "auto_gptq"})
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -211,11 +213,22 @@ def _read(
             tensors,
             shape,
             is_symmetric=bool(described.get("sym")),
-            is_v2=described.get("checkpoint_format") == "gptq_v2",
+            is_v2=_is_v2(described),
         )
     if isinstance(weight, torch.Tensor):
         return plain_linear(weight.to(dtype), bias)
     return StoredIntegerLinear(weight, bias)
+
+
+def _is_v2(described: dict[str, Any]) -> bool:
+    """Whether GPTQ's zero points are what they are, not one less."""
+    method = str(described.get("quant_method")).lower()
+    if method in _AUTO_ROUND:
+        # Its own packing has them so; it also packs as GPTQ's first version, and calls the second `gptqmodel`.
+        packing = str(described.get("packing_format") or described.get("backend")).lower()
+        return _GPTQ_PACKINGS.isdisjoint(packing.split(":"))
+    # GPTQModel has named it by both fields.
+    return "gptq_v2" in (described.get("checkpoint_format"), described.get("format"))
 
 
 def _scales(tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:

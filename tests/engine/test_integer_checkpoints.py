@@ -81,6 +81,29 @@ def test_words_of_other_packers() -> None:
     assert torch.equal(integers(from_packed(eight, (2, 16))).dequantized(torch.float32), expected)
 
 
+@pytest.mark.parametrize(
+    ("about", "is_v2"),
+    [
+        ({"quant_method": "gptq"}, False),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, True),
+        ({"quant_method": "gptq", "format": "gptq_v2"}, True),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, False),
+        ({"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2"}, False),
+        ({"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}, True),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}, True),
+        ({"quant_method": "auto-round", "packing_format": "auto_round"}, True),
+    ],
+)
+def test_whose_zero_points_are_one_less(about: dict[str, Any], is_v2: bool, tmp_path: Path) -> None:
+    integer_models.write("llama", "gptq-v2", tmp_path)
+    described_anew(tmp_path, lambda config: config.update(quantization_config=about))
+    model = load(Checkpoint(tmp_path), AutoConfig.from_pretrained(tmp_path), torch.float32)
+    stored = load_file(tmp_path / "model.safetensors")[f"{LAYER}.qzeros"]
+    points = torch.stack([stored >> shift & 15 for shift in range(0, 32, 4)], 2).flatten(1).T
+    found = model.get_submodule(LAYER).matrix.zeros
+    assert torch.equal(found.int(), points if is_v2 else (points + 1) & 15)
+
+
 @pytest.fixture(scope="module")
 def logits_before(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[torch.Tensor]]:
     """The logits of a model by its name, before its weights were rounded."""
@@ -213,6 +236,16 @@ Tensors = dict[str, torch.Tensor]
             "packed-asymmetric",
             lambda t: t.update({f"{LAYER}.weight_zero_point": torch.zeros(6, 3, dtype=torch.int32)}),
             r"zero points \[48, 3\] fit no weight \[48, 32\] in groups of 16",
+        ),
+        (
+            "packed-asymmetric",
+            lambda t: t.update({f"{LAYER}.weight_zero_point": torch.zeros(48, 2)}),
+            r"`weight_zero_point` is float32 \[48, 2\] where words \[6, 2\] or int8 \[48, 2\] belong",
+        ),
+        (
+            "gptq-asymmetric",
+            lambda t: t.update({f"{LAYER}.qzeros": torch.zeros(2, 48, dtype=torch.int8)}),
+            r"`qzeros` is int8 \[2, 48\] where words \[groups, 6\] belong",
         ),
         (
             "int8",
