@@ -52,7 +52,9 @@ def from_qweight(
         points = torch.full_like(scales.T, middle, dtype=torch.uint8)
     else:
         if zeros.dtype != torch.int32 or zeros.dim() != 2 or zeros.shape[1] != _words(outputs, bits):
-            raise ValueError(f"`qzeros` is {_told(zeros)} where words [groups, {_words(outputs, bits)}] belong")
+            raise ValueError(
+                f"`qzeros` is {_told(zeros)} where words [groups, {_words(outputs, bits)}] belong"
+            )
         points = _unpacked_awq(zeros) if is_awq else _unpacked(zeros, bits).T[:outputs]
         if is_symmetric and not is_awq and bool((points == points[0, 0]).all()):
             is_v2 = int(points[0, 0]) == middle

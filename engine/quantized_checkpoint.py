@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 # Scales of what is not quantized here (rows, keys and values), and what models make themselves.
 _UNUSED = re.compile(
-    r"\.(input_scale|input_zero_point|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
+    r"\.((input|output|[qkv])_(scale|zero_point)|activation_scale|input_scale_ub|kv_scale|prob_output_scale"
     r"|rotary_emb\.inv_freq)$"
 )
 _AUTO_ROUND = ("auto-round", "intel/auto-round")
@@ -62,6 +62,9 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
     for module in layers.keys() & modules.keys():
         known |= {*layers[module].tensors, f"{module}.bias"}  # which some tools add where there is none
     unknown = sorted(_used(checkpoint, model) - known)
+    expert = next((name for name in unknown if "experts" in name.split(".")), None)
+    if expert is not None and expert.rpartition(".")[0] in layers:
+        return f"its experts are quantized (`{expert}`), and quantized experts are not read"
     if unknown:
         return f"`{unknown[0]}` is no tensor of the model that Transformers builds"
     linear = {name for name, module in modules.items() if type(module) is nn.Linear}
@@ -163,12 +166,18 @@ def _matches(patterns: Any, name: str) -> bool:
     return any(re.search(pattern, name) for pattern in patterns or ())
 
 
-def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The model without its weights; the buffers it makes itself are there."""
+def without_quantization(config: Any) -> Any:
+    """A Transformers configuration that says nothing of quantized weights."""
     plain = copy.deepcopy(config)
     for field in DESCRIBED_IN:
         if hasattr(plain, field):
             delattr(plain, field)
+    return plain
+
+
+def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The model without its weights; the buffers it makes itself are there."""
+    plain = without_quantization(config)
     with init_empty_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             plain, dtype=dtype, attn_implementation=attention, trust_remote_code=False

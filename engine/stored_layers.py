@@ -22,6 +22,15 @@ _BESIDE: dict[Layout, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "qweight": (("scales",), ("qzeros", "g_idx")),
     "packed": (("weight_scale",), ("weight_shape", "weight_zero_point", "weight_g_idx")),
 }
+_ZERO_POINTS = ("zero_point", "qzeros")
+# What other formats have beside their numbers, and no one else: by it they can be told what they are.
+_UNREAD = {
+    "weight_global_scale": "in NVFP4 (floats of four bits)",
+    "weight_scale_2": "with scales of scales (NVFP4, floats of four bits)",
+    "scale_packed": "of which zeros are left out (2:4), laid out for one kernel (`marlin-24`)",
+    "_weight_qdata": "as torchao stores them",
+    "biases": "as MLX stores them (Apple)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ def stored_layers(checkpoint: Checkpoint) -> dict[str, StoredLayer]:
     """The layers with quantized weights, by their modules' names.
 
     Raises:
-        UnreadableCheckpoint: if one has no scales.
+        UnreadableCheckpoint: if one has no scales, or is in a format that is not read.
     """
     return {layer.module: layer for layer in _found(checkpoint)}
 
@@ -74,13 +83,18 @@ def _is_quantized(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
-    for name in sorted(checkpoint.names):
+    names = sorted(checkpoint.names)
+    for name in names:  # of others first, which have tensors in common with those that are read
+        if (told := _UNREAD.get(name.rpartition(".")[2])) is not None:
+            raise UnreadableCheckpoint(f"`{name}` belongs to weights {told}, which are not read")
+    for name in names:
         module, _, part = name.rpartition(".")
-        by_kind = _BY_KIND.get(checkpoint.kind(name))
+        kind = checkpoint.kind(name)
+        by_kind = _BY_KIND.get(kind)
         layout = _BY_NAME.get(part) or by_kind
-        if layout is None and part == "weight" and checkpoint.kind(name) not in _FLOATS:
-            raise UnreadableCheckpoint(f"`{name}` is of type {checkpoint.kind(name)}, which is not read")
-        if layout is None or part == "weight_zero_point":
+        if layout is None and part == "weight" and kind not in _FLOATS:
+            raise UnreadableCheckpoint(f"`{name}` is of type {kind}, which is not read")
+        if layout is None or part.endswith(_ZERO_POINTS):
             continue
         called, more = _BESIDE[layout]
         scales = next((one for one in called if f"{module}.{one}" in checkpoint.names), None)
