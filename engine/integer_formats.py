@@ -93,9 +93,9 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
     elif zeros.dtype == torch.int8 and zeros.numel() == scales.numel() and zeros.shape[0] == outputs:
         points = (zeros.reshape(scales.shape).to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
     else:
+        packed = [_words(outputs, bits), scales.shape[-1]]
         raise ValueError(
-            f"`weight_zero_point` is {_told(zeros)} where words [{_words(outputs, bits)}, {scales.shape[-1]}] "
-            f"or int8 {list(scales.shape)} belong"
+            f"`weight_zero_point` is {_told(zeros)} where words {packed} or int8 {list(scales.shape)} belong"
         )
     return _weight(numbers, scales, points, bits, tensors.get("weight_g_idx"))
 

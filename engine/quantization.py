@@ -60,8 +60,8 @@ def route_of(
     why = unread or "over ranks only the lean runner reads them"
     if not described:
         raise UnsuitableWeights(
-            f"it has quantized weights, which its config.json does not describe, and {why}; use the checkpoint "
-            "without quantization"
+            f"it has quantized weights, which its config.json does not describe, and {why}; use the "
+            "checkpoint without quantization"
         )
     if method != FP8:
         raise refused_format(method, why)

@@ -233,7 +233,7 @@ def _is_v2(described: dict[str, Any]) -> bool:
     """Whether GPTQ's zero points are what they are, not one less."""
     method = str(described.get("quant_method")).lower()
     if method in _AUTO_ROUND:
-        # Its own packing has them so; it also packs as GPTQ's first version, and calls the second `gptqmodel`.
+        # Its own packing has them so, and what it calls `gptqmodel`; else it packs as GPTQ's first version.
         packing = str(described.get("packing_format") or described.get("backend")).lower()
         return _GPTQ_PACKINGS.isdisjoint(packing.split(":"))
     # GPTQModel has named it by both fields.

@@ -15,7 +15,7 @@ FP8 = "fp8"
 #: or by what safetensors calls their numbers, these only with scales.
 _READ_NAMES = (".qweight", ".weight_packed")
 _READ_KIND, _READ_SCALED = "F8_E4M3", "I8"
-#: Fields of config.json that say how weights are quantized: as now, and as compressed-tensors called it first.
+#: Fields of config.json that say how weights are quantized; compressed-tensors called it the second at first.
 DESCRIBED_IN = ("quantization_config", "compression_config")
 #: What is wrong with a checkpoint without such weights.
 NOTHING_READ = "none of its weights is in a format that is read here"
