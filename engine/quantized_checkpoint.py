@@ -22,6 +22,7 @@ from engine.fp8_module import StoredFp8Linear
 from engine.integer_formats import from_int8, from_packed, from_qweight
 from engine.integer_module import StoredIntegerLinear
 from engine.quantized_files import DESCRIBED_IN, NOTHING_READ, description_in
+from engine.renaming import renaming_of
 from engine.stored_layers import StoredLayer, stored_layers
 from engine.stored_linear import StoredLinear, plain_linear
 
@@ -57,6 +58,11 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
         model = _skeleton(config, torch.bfloat16, "eager")
     except (ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         return f"Transformers cannot build it: {error}"
+    try:
+        checkpoint = checkpoint.renamed(renaming_of(model))
+    except UnreadableCheckpoint as error:
+        return str(error)
+    layers = stored_layers(checkpoint)
     modules = dict(model.named_modules())
     known = set(model.state_dict())
     for module in layers.keys() & modules.keys():
@@ -107,8 +113,9 @@ def load(
     Raises:
         UnreadableCheckpoint: if a tensor is missing, or has another shape or type.
     """
-    layers, directory = stored_layers(checkpoint), checkpoint.directory
     model = _skeleton(config, dtype, attention)
+    checkpoint = checkpoint.renamed(renaming_of(model))
+    layers, directory = stored_layers(checkpoint), checkpoint.directory
     rest = _used(checkpoint, model)
     widened = 0
     for module, layer in layers.items():
