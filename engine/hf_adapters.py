@@ -68,11 +68,13 @@ class _Modules:
 
     def find(self, name: str) -> nn.Module | None:
         """The one of that name, or of what Transformers has called it since (Gemma 3's); None if none is."""
+        found: nn.Module | None = None
         with suppress(AttributeError):
-            return self.model.get_submodule(name)
-        with suppress(AttributeError):
-            return self.model.get_submodule(self._rename(f"{name}.weight").removesuffix(".weight"))
-        return None
+            found = self.model.get_submodule(name)
+        if found is None:
+            with suppress(AttributeError):
+                found = self.model.get_submodule(self._rename(f"{name}.weight").removesuffix(".weight"))
+        return found
 
 
 def _linear_of(modules: _Modules, adapter: Adapter, name: str) -> nn.Linear | StoredLinear:
