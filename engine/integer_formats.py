@@ -56,7 +56,7 @@ def from_qweight(
                 f"`qzeros` is {_told(zeros)} where words [groups, {_words(outputs, bits)}] belong"
             )
         points = _unpacked_awq(zeros) if is_awq else _unpacked(zeros, bits).T[:outputs]
-        if is_symmetric and not is_awq and bool((points == points[0, 0]).all()):
+        if is_symmetric and bool((points == points[0, 0]).all()) and middle - int(points[0, 0]) in (0, 1):
             is_v2 = int(points[0, 0]) == middle
         if not (is_awq or is_v2):
             points = (points + 1) & ((1 << bits) - 1)

@@ -22,6 +22,8 @@ _BESIDE: dict[Layout, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "qweight": (("scales",), ("qzeros", "g_idx")),
     "packed": (("weight_scale",), ("weight_shape", "weight_zero_point", "weight_g_idx")),
 }
+# Ends of weights' names: of linear layers, and of experts that are stored as one.
+_WEIGHTS = ("weight", "_proj")
 _ZERO_POINTS = ("zero_point", "qzeros")
 # What other formats have beside their numbers, and no one else: by it they can be told what they are.
 _UNREAD = {
@@ -79,7 +81,7 @@ def _is_quantized(checkpoint: Checkpoint, name: str) -> bool:
     if part in _BY_NAME or kind == "F8_E4M3":
         return True
     # Buffers of integers are no weights.
-    return kind not in _FLOATS and (part == "weight" or f"{name}_scale" in checkpoint.names)
+    return kind not in _FLOATS and (part.endswith(_WEIGHTS) or f"{name}_scale" in checkpoint.names)
 
 
 def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
@@ -92,7 +94,7 @@ def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
         kind = checkpoint.kind(name)
         by_kind = _BY_KIND.get(kind)
         layout = _BY_NAME.get(part) or by_kind
-        if layout is None and part == "weight" and kind not in _FLOATS:
+        if layout is None and part.endswith(_WEIGHTS) and kind not in _FLOATS:
             raise UnreadableCheckpoint(f"`{name}` is of type {kind}, which is not read")
         if layout is None or part.endswith(_ZERO_POINTS):
             continue

@@ -166,6 +166,26 @@ def test_other_formats_are_called_what_they_are(
         load_runner(directory, num_slots=128)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(torch.int8, "is of eight bits and has no scales"), (torch.int16, "is of type I16, which is not read")],
+)
+def test_experts_of_integers_are_no_floats(kind: torch.dtype, told: str, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    tiny_models.write("qwen2_moe_window", directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    experts = "model.layers.0.mlp.experts"
+    gate, up, down = (
+        torch.stack([tensors.pop(f"{experts}.{expert}.{one}_proj.weight") for expert in (0, 1)])
+        for one in ("gate", "up", "down")
+    )
+    tensors |= {f"{experts}.gate_up_proj": torch.cat([gate, up], 1), f"{experts}.down_proj": down.to(kind)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=rf"`{experts}.down_proj` {told}"):
+        load_runner(directory, num_slots=128, max_tokens=64)
+
+
 def test_quantized_experts_are_told(tmp_path: Path) -> None:
     expert = "model.layers.0.mlp.experts.0.down_proj"
     words = {

@@ -81,6 +81,15 @@ def test_words_of_other_packers() -> None:
     assert torch.equal(integers(from_packed(eight, (2, 16))).dequantized(torch.float32), expected)
 
 
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize(("stored", "meant"), [(7, 8), (8, 8)])
+def test_symmetric_zero_points_tell_which_version_they_are_of(stored: int, meant: int, is_v2: bool) -> None:
+    points = words([sum(stored << 4 * place for place in range(7))] * 2)  # the last of eight outputs is none
+    tensors = {"qweight": words(GPTQ)[:, :7], "qzeros": points[:, None], "scales": SCALES[:, :7]}
+    weight = integers(from_qweight(tensors, (7, 16), is_symmetric=True, is_v2=is_v2))
+    assert weight.zeros.unique().tolist() == [meant]
+
+
 @pytest.mark.parametrize(
     ("about", "is_v2"),
     [
