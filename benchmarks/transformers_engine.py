@@ -20,7 +20,7 @@ from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
 from engine.grammar import Grammars
 from engine.quantization import Quantization, route_of
-from engine.quantized_checkpoint import load
+from engine.quantized_checkpoint import load, without_quantization
 from engine.rounding import round_linears
 from engine.stored_linear import widen_linears
 
@@ -91,11 +91,13 @@ def load_model(path: str, dtype: str, quantization: Quantization | None = None) 
     kind = getattr(torch, dtype)
     config = AutoConfig.from_pretrained(path)
     where = resolve_device("auto")
-    if route_of(Path(path), config, where) == "quantized":
+    route = route_of(Path(path), config, where)
+    if route == "quantized":
         model = load(Checkpoint(Path(path)), config, kind, "sdpa")
         widen_linears(model, kind)
     else:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+        plain = without_quantization(config) if route == "plain" else config
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, config=plain)
     if quantization is not None:
         round_linears(model, quantization, keep=model.get_output_embeddings())
         widen_linears(model, kind)

@@ -44,8 +44,9 @@ class TargetConfig(DeviceConfig):
     max_model_len: int | None = Field(
         default=None,
         ge=2,
-        description="Longest sequence, prompt and output; the model's own if unset. Needed for models that "
-        "attend to a sliding window, whose length is then the most, and for those with LongRoPE, where their "
+        description="Longest sequence, prompt and output; the model's own if unset, which is the most but "
+        "where `rope_scaling` (yarn, linear) stretches it. Needed for models that attend to a sliding "
+        "window, whose length is then the most, and for those with LongRoPE, where their "
         "`original_max_position_embeddings` is.",
     )
     runner: Literal["auto", "hf", "lean"] = Field(

@@ -13,6 +13,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEYOND = {
     "use_dora": "it scales the model's own weights (DoRA)",
     "modules_to_save": "it replaces layers of the model as a whole",
+    "use_qalora": "it adds up groups of inputs before it multiplies them (QA-LoRA)",
     "lora_bias": "it adds biases",
     "fan_in_fan_out": "it is of layers whose weights are stored the other way round",
     "layer_replication": "it repeats layers of the model",
@@ -21,7 +22,7 @@ _BEYOND = {
     "alora_invocation_tokens": "it begins in the middle of a prompt (activated LoRA)",
 }
 # Begun with these, training subtracts from the model's own weights what the adapter starts as.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class UnsuitableAdapter(ValueError):

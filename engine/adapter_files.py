@@ -144,7 +144,7 @@ def _low_rank(
 
 def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
     """What the product is multiplied by: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
-    alpha = float(config.get("lora_alpha", rank))
+    alpha = float(config.get("lora_alpha", 8))  # PEFT's default
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):  # as PEFT matches them
             alpha = float(value)

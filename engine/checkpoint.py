@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +47,32 @@ class Checkpoint:
                     )
                 self._where |= dict.fromkeys(names, file)
         self.names = set(self._where)
+        self._stored: dict[str, str] = {}  # names in the files, where they are others
+
+    def renamed(self, rename: Callable[[str], str]) -> Checkpoint:
+        """The same tensors under the names that `rename` makes of theirs.
+
+        Raises:
+            UnreadableCheckpoint: if it makes one name of two.
+        """
+        found = copy.copy(self)
+        found._stored, found._where = {}, {}
+        for name in sorted(self.names):
+            new = rename(name)
+            if new in found._where:
+                raise UnreadableCheckpoint(f"`{name}` and `{found._stored[new]}` in {self.directory} are one")
+            found._stored[new], found._where[new] = self._stored.get(name, name), self._where[name]
+        found.names = set(found._where)
+        return found
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor, on the CPU."""
-        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(self._stored.get(name, name))
         return tensor
 
     def kind(self, name: str) -> str:
         """Of what numbers a tensor is, by the header of its file, in safetensors' words ("BF16")."""
-        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
+        kind: str = self._slice(name).get_dtype()
         return kind
 
     def is_float(self, name: str) -> bool:
@@ -62,7 +81,10 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, by the header of its file."""
-        return tuple(self._open(self._where[name]).get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
+
+    def _slice(self, name: str) -> Any:
+        return self._open(self._where[name]).get_slice(self._stored.get(name, name))
 
     def _open(self, file: Path) -> Any:
         if file not in self._files:

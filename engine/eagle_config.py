@@ -172,6 +172,8 @@ def _obstacle(found: Mapping[str, Any], layer: Mapping[str, Any], described: Eag
     for name in ("fc_norm", "quantization", "quantization_config"):
         if found.get(name):
             return f"`{name}`"
+    if (found.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+        return "it reads the target's last hidden state only (`use_aux_hidden_state` is false)"
     if described.feature_layers and len(described.feature_layers) != 3:
         return f"{len(described.feature_layers)} hidden states of the target instead of 3"
     return None

@@ -45,11 +45,20 @@ def read_description(directory: Path) -> HeadsDescription:
         UnsuitableHeads: if there is none, or it describes something else.
     """
     try:
-        described = msgspec.json.decode((directory / CONFIG).read_bytes(), type=HeadsDescription)
+        found = msgspec.json.decode((directory / CONFIG).read_bytes())
+        fields: dict[str, object] = found if isinstance(found, dict) else {}
+        kind = fields.get("kind")
+        if kind != KIND:
+            what = "of Medusa's repository" if "medusa_num_heads" in fields else f"of kind {kind!r}"
+            raise UnsuitableHeads(
+                f"no decoding heads in {directory} that can be read: its {CONFIG} is {what}, and only those "
+                "made by `flotilla zoo heads` for the very target are; train some, or use another drafter"
+            )
+        described = msgspec.convert(found, HeadsDescription)
     except (OSError, msgspec.MsgspecError) as error:
         raise UnsuitableHeads(f"no decoding heads in {directory}: {error}") from error
-    if described.kind != KIND or described.num_heads < 1:
-        raise UnsuitableHeads(f"no decoding heads in {directory}: its {CONFIG} is of kind {described.kind!r}")
+    if described.num_heads < 1:
+        raise UnsuitableHeads(f"no decoding heads in {directory}: `num_heads` is {described.num_heads}")
     return described
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.adapted_linear import AdapterRows
 from engine.adapter_files import Adapter, LowRank, side_by_side
+from engine.renaming import renaming_of
 from engine.stored_linear import StoredLinear
 from engine.unsupported_model import UnsupportedModel
 
@@ -28,9 +30,10 @@ def attach_adapters(model: PreTrainedModel, adapters: Sequence[Adapter]) -> Adap
     ranks = [adapter.rank for adapter in adapters]
     rows = AdapterRows(ranks, dtype=model.dtype, device=model.device)
     found: dict[nn.Module, dict[int, LowRank]] = {}
+    modules = _Modules(model)
     for number, adapter in enumerate(adapters, 1):
         for name, low in adapter.modules.items():
-            found.setdefault(_linear_of(model, adapter, name), {})[number] = low
+            found.setdefault(_linear_of(modules, adapter, name), {})[number] = low
     for module, parts in found.items():
         both = side_by_side(parts, ranks)
         down, up = (half.to(model.device, model.dtype) for half in (both.down, both.up))
@@ -42,9 +45,10 @@ def attach_adapters(model: PreTrainedModel, adapters: Sequence[Adapter]) -> Adap
 def adapted(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
     """While entered, all rows have an adapter: what the model computes in Transformers with it alone."""
     handles = []
+    modules = _Modules(model)
     try:
         for name, low in adapter.modules.items():
-            module = _linear_of(model, adapter, name)
+            module = _linear_of(modules, adapter, name)
             handles.append(module.register_forward_hook(_adding_to_all(low)))
         yield
     finally:
@@ -52,13 +56,34 @@ def adapted(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
             handle.remove()
 
 
-def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str) -> nn.Linear | StoredLinear:
-    try:
-        module = model.get_submodule(name)
-    except AttributeError:
+class _Modules:
+    """A model's modules by what adapters call them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @cached_property
+    def _rename(self) -> Callable[[str], str]:
+        return renaming_of(self.model)
+
+    def find(self, name: str) -> nn.Module | None:
+        """The one of that name, or of what Transformers has called it since (Gemma 3's); None if none is."""
+        found: nn.Module | None = None
+        with suppress(AttributeError):
+            found = self.model.get_submodule(name)
+        if found is None:
+            with suppress(AttributeError):
+                found = self.model.get_submodule(self._rename(f"{name}.weight").removesuffix(".weight"))
+        return found
+
+
+def _linear_of(modules: _Modules, adapter: Adapter, name: str) -> nn.Linear | StoredLinear:
+    model = modules.model
+    module = modules.find(name)
+    if module is None:
         raise UnsupportedModel(
             f"adapter {adapter.name!r} is another model's: {type(model).__name__} has no `{name}`"
-        ) from None
+        )
     if not isinstance(module, nn.Linear | StoredLinear) or module is model.get_output_embeddings():
         raise UnsupportedModel(
             f"adapter {adapter.name!r} changes `{name}`, a {type(module).__name__}: only linear layers "

@@ -19,6 +19,7 @@ from engine.adapter_files import Adapter
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.capturable import Computed
+from engine.context_length import longest_sequence
 from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import index_on
 from engine.hf_adapters import attach_adapters
@@ -79,8 +80,7 @@ class HFRunner:
         self._keeps_logits = "logits_to_keep" in parameters
         self._num_layers = int(config.num_hidden_layers)
         self._num_slots = num_slots
-        limit = getattr(config, "max_position_embeddings", None) or num_slots
-        self._max_tokens = int(min(limit, max_tokens or limit))
+        self._max_tokens = longest_sequence(config, max_tokens) or min(num_slots, max_tokens or num_slots)
         if _builds_windows(model):
             check_window(getattr(config, "sliding_window", None) or None, self._max_tokens)
         fixed = _longest_with_fixed_rotations(config)
@@ -361,7 +361,8 @@ def _longest_with_fixed_rotations(config: Any) -> int | None:
     """The longest sequence up to which rotary embeddings depend on the position alone; None for any.
 
     LongRoPE (arXiv 2402.13753) has two sets of frequencies, and Transformers gives all rows of a forward the
-    set of its longest sequence. "dynamic" ones change beyond `max_position_embeddings`, which none exceeds.
+    set of its longest sequence. "dynamic" ones change beyond `max_position_embeddings`, which none of theirs
+    exceeds (`engine.context_length`).
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     # Of all layers, or by the kind of layer.

@@ -19,8 +19,8 @@ def from_qweight(
     """A weight of GPTQ's or AWQ's; a matrix of floats if not all groups are of equally many inputs.
 
     GPTQ packs neighbouring inputs into a word, AWQ neighbouring outputs; which it is the shape tells. GPTQ's
-    zero points are one too small, but for its second version (`gptq_v2`). Some tools store those of the
-    second under the name of the first, which shows where the weights are symmetric.
+    zero points are one too small, but for its second version (`gptq_v2`). Some tools store those of one
+    under the name of the other, which shows where the weights are symmetric.
 
     Args:
         tensors: `qweight`, `scales` [groups, outputs] and perhaps `qzeros`, words of integers, and `g_idx`
@@ -51,8 +51,14 @@ def from_qweight(
             raise ValueError("`qzeros` is missing")
         points = torch.full_like(scales.T, middle, dtype=torch.uint8)
     else:
+        if zeros.dtype != torch.int32 or zeros.dim() != 2 or zeros.shape[1] != _words(outputs, bits):
+            raise ValueError(
+                f"`qzeros` is {_told(zeros)} where words [groups, {_words(outputs, bits)}] belong"
+            )
         points = _unpacked_awq(zeros) if is_awq else _unpacked(zeros, bits).T[:outputs]
-        if not (is_awq or is_v2 or (is_symmetric and bool((points == middle).all()))):
+        if is_symmetric and bool((points == points[0, 0]).all()) and middle - int(points[0, 0]) in (0, 1):
+            is_v2 = int(points[0, 0]) == middle
+        if not (is_awq or is_v2):
             points = (points + 1) & ((1 << bits) - 1)
     return _weight(numbers, scales.T, points, bits, tensors.get("g_idx"))
 
@@ -62,7 +68,8 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
 
     Args:
         tensors: `weight_packed`, words [outputs, words], `weight_scale` [outputs, groups] and perhaps
-            `weight_zero_point`, words [words, groups], without which zero is zero, and `weight_g_idx`.
+            `weight_zero_point`, words [words, groups] or as old versions have it, int8 [outputs, groups] less
+            the middle, without which zero is zero, and `weight_g_idx`.
         shape: (outputs, inputs) of the layer.
 
     Raises:
@@ -81,8 +88,15 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
     scales = scales.reshape(outputs, -1) if scales.numel() % outputs == 0 else scales
     if zeros is None:
         points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8)
-    else:
+    elif zeros.dtype == torch.int32 and zeros.dim() == 2 and zeros.shape[0] == _words(outputs, bits):
         points = _unpacked(zeros.T, bits).T[:outputs]
+    elif zeros.dtype == torch.int8 and zeros.numel() == scales.numel() and zeros.shape[0] == outputs:
+        points = (zeros.reshape(scales.shape).to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    else:
+        packed = [_words(outputs, bits), scales.shape[-1]]
+        raise ValueError(
+            f"`weight_zero_point` is {_told(zeros)} where words {packed} or int8 {list(scales.shape)} belong"
+        )
     return _weight(numbers, scales, points, bits, tensors.get("weight_g_idx"))
 
 
@@ -142,9 +156,14 @@ def _weight(
 def _bits(words: int, numbers: int) -> int:
     """Of each of `numbers` in `words`."""
     bits = words * _WORD_BITS // numbers
-    if bits not in (4, 8) or words != -(-numbers * bits // _WORD_BITS):
+    if bits not in (4, 8) or words != _words(numbers, bits):
         raise ValueError(f"{numbers} numbers in {words} words: those of four and of eight bits are read")
     return bits
+
+
+def _words(numbers: int, bits: int) -> int:
+    """How many hold so many numbers."""
+    return -(-numbers * bits // _WORD_BITS)
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:

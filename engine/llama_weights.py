@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from engine.adapted_linear import AdaptedLinear, AdapterRows
 from engine.adapter_files import Adapter, LowRank
+from engine.context_length import longest_sequence
 from engine.linear import Linear
 from engine.llama_adapters import LlamaAdapters, Part
 from engine.quantized_linear import QuantizedLinear, make_linear
@@ -92,7 +93,7 @@ def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
         return f"rotary embeddings of type {rope_type}"
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    longest = min(config.max_position_embeddings, max_tokens or config.max_position_embeddings)
+    longest = longest_sequence(config, max_tokens) or 0
     if window is not None and windowed and window < longest:
         return f"sliding window of {window} tokens (set max_model_len to that at most)"
     return None
@@ -112,7 +113,8 @@ def load_llama_weights(
 
     Args:
         model: a Transformers model for which `why_not_lean` is None, or its checkpoint.
-        max_tokens: longest sequence, at most the configuration's, which is the default.
+        max_tokens: longest sequence, at most `most_positions` of the configuration; by default its
+            `max_position_embeddings`.
         rank: which share of heads and feed-forward units to take, of `world_size`.
         world_size: number of ranks; 1 takes everything.
         group: process group of the ranks, needed when there are several.
@@ -154,7 +156,7 @@ def load_llama_weights(
     eps = float(config.rms_norm_eps)
     is_short = dtype == torch.float32 and device.type == "cpu"  # a GPU has kernels for norms
     gain = math.sqrt(config.hidden_size) if is_short else 1.0
-    longest = int(min(config.max_position_embeddings, max_tokens or config.max_position_embeddings))
+    longest = max_tokens or int(config.max_position_embeddings)
     with torch.no_grad():
         # First, for on the way it takes the most memory.
         projection = Linear(head.to(device), scale=_scale(base.norm, gain))

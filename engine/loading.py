@@ -76,7 +76,8 @@ def load_runner(
         runner: "lean" for the Llama family's own runner, "hf" for any other, "auto" to choose.
         attention: how keys of segments of different lengths are attended to: see `engine.attention_kinds`.
         tensor_parallel: this process' rank and the number of ranks; None for a single process.
-        max_tokens: longest sequence, at most the configuration's, which is the default (`max_model_len`).
+        max_tokens: longest sequence (`max_model_len`), by default the configuration's, and at most that or
+            what its rotary scaling makes of it.
         device: where the model runs: see `engine.devices.resolve_device`.
         memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
         graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.

@@ -10,6 +10,8 @@ from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
+from engine.quantized_files import DESCRIBED_IN
+
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: With what the file begins that Git has in a large one's place until that is fetched.
 _POINTER = b"version https://git-lfs"
@@ -33,7 +35,7 @@ def check_model_files(directory: Path) -> None:
         read_json(directory / "generation_config.json")
     files = _weights(directory)
     # Quantized ones are read by ourselves, whatever their files are called (`engine.checkpoint`).
-    is_named = "quantization_config" in config or "transformers_weights" in config
+    is_named = not config.keys().isdisjoint((*DESCRIBED_IN, "transformers_weights"))
     if not files or not (is_named or (directory / WHOLE).exists() or (directory / INDEX).exists()):
         there = f"; {files[0].name} is neither" if files else ""
         if (directory / "adapter_config.json").exists():

@@ -14,7 +14,7 @@ from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.devices import memory_of
 from engine.model_config import refused
 from engine.quantization import Quantization, Route
-from engine.quantized_checkpoint import load
+from engine.quantized_checkpoint import load, quantization_of, without_quantization
 from engine.rounding import round_linears
 from engine.stored_linear import StoredLinear
 from engine.unsupported_model import UnsupportedModel
@@ -62,6 +62,8 @@ def read_model(
             raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
     if route == "plain":
         extra = {**extra, "ignore_mismatched_sizes": True}  # they are told below
+        if quantization_of(config):  # of something else than weights
+            extra["config"] = without_quantization(config)
     model, made_up = _from_pretrained(directory, dtype, extra, trust_remote_code=trust_remote_code)
     if made_up and route == "plain":
         raise UnsupportedModel(

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
-from engine.quantized_checkpoint import why_not_read
-from engine.quantized_files import FP8, UnsuitableWeights, refused_format
+from engine.quantized_checkpoint import quantization_of, why_not_read
+from engine.quantized_files import FP8, UnsuitableWeights, leaves_weights, refused_format
 from engine.stored_layers import are_quantized
 
 Quantization = Literal["fp8", "int4"]
@@ -19,15 +19,6 @@ Quantization = Literal["fp8", "int4"]
 Route = Literal["plain", "quantized", "transformers"]
 
 _FP8_FROM = (8, 9)
-
-
-def quantization_method(config: Any) -> str | None:
-    """How a Transformers configuration says that the weights are quantized; None if it does not."""
-    described = getattr(config, "quantization_config", None)
-    if described is None:
-        return None
-    method = described.get("quant_method") if isinstance(described, dict) else described.quant_method
-    return str(getattr(method, "value", method))
 
 
 def route_of(
@@ -50,13 +41,15 @@ def route_of(
     Raises:
         UnsuitableWeights: if they cannot be run there.
     """
-    method = quantization_method(config)
+    described = quantization_of(config)
+    method = described.get("quant_method")
+    method = getattr(method, "value", method)
     try:
         checkpoint = Checkpoint(directory)
-        if method is None and not are_quantized(checkpoint):
+        if leaves_weights(described) and not are_quantized(checkpoint):
             return "plain"
     except UnreadableCheckpoint as error:
-        if method is None:
+        if not described:
             return "plain"
         raise UnsuitableWeights(str(error)) from None
     except (OSError, SafetensorError, KeyError) as error:
@@ -65,9 +58,10 @@ def route_of(
     if unread is None and not is_sharded:
         return "quantized"
     why = unread or "over ranks only the lean runner reads them"
-    if method is None:
+    if not described:
         raise UnsuitableWeights(
-            f"it has quantized weights, which its config.json does not describe, and {why}"
+            f"it has quantized weights, which its config.json does not describe, and {why}; use the "
+            "checkpoint without quantization"
         )
     if method != FP8:
         raise refused_format(method, why)

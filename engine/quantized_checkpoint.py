@@ -21,7 +21,8 @@ from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
 from engine.integer_formats import from_int8, from_packed, from_qweight
 from engine.integer_module import StoredIntegerLinear
-from engine.quantized_files import NOTHING_READ
+from engine.quantized_files import DESCRIBED_IN, NOTHING_READ, description_in
+from engine.renaming import renaming_of
 from engine.stored_layers import StoredLayer, stored_layers
 from engine.stored_linear import StoredLinear, plain_linear
 
@@ -29,9 +30,11 @@ _log = logging.getLogger(__name__)
 
 # Scales of what is not quantized here (rows, keys and values), and what models make themselves.
 _UNUSED = re.compile(
-    r"\.(input_scale|input_zero_point|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
+    r"\.((input|output|[qkv])_(scale|zero_point)|activation_scale|input_scale_ub|kv_scale|prob_output_scale"
     r"|rotary_emb\.inv_freq)$"
 )
+_AUTO_ROUND = ("auto-round", "intel/auto-round")
+_GPTQ_PACKINGS = frozenset({"gptq", "auto_gptq"})
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -43,7 +46,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
         return str(error)
     if not layers:
         return NOTHING_READ
-    described = _quantization(config)
+    described = quantization_of(config)
     version = str(described.get("version") or "gemm").lower()
     if described.get("quant_method") == "awq" and version != "gemm":
         return f"AWQ's packing {version!r} is not read, only 'gemm'"
@@ -55,11 +58,19 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
         model = _skeleton(config, torch.bfloat16, "eager")
     except (ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         return f"Transformers cannot build it: {error}"
+    try:
+        checkpoint = checkpoint.renamed(renaming_of(model))
+    except UnreadableCheckpoint as error:
+        return str(error)
+    layers = stored_layers(checkpoint)
     modules = dict(model.named_modules())
     known = set(model.state_dict())
     for module in layers.keys() & modules.keys():
         known |= {*layers[module].tensors, f"{module}.bias"}  # which some tools add where there is none
     unknown = sorted(_used(checkpoint, model) - known)
+    expert = next((name for name in unknown if "experts" in name.split(".")), None)
+    if expert is not None and expert.rpartition(".")[0] in layers:
+        return f"its experts are quantized (`{expert}`), and quantized experts are not read"
     if unknown:
         return f"`{unknown[0]}` is no tensor of the model that Transformers builds"
     linear = {name for name, module in modules.items() if type(module) is nn.Linear}
@@ -75,7 +86,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
 
 def block_of(config: Any) -> tuple[int, int]:
     """Rows and columns that share a scale, by a Transformers configuration, if its scales are per block."""
-    described = _quantization(config)
+    described = quantization_of(config)
     block: Any = described.get("weight_block_size")
     for group in (described.get("config_groups") or {}).values():  # compressed-tensors
         weights = group.get("weights") or {}
@@ -102,8 +113,9 @@ def load(
     Raises:
         UnreadableCheckpoint: if a tensor is missing, or has another shape or type.
     """
-    layers, directory = stored_layers(checkpoint), checkpoint.directory
     model = _skeleton(config, dtype, attention)
+    checkpoint = checkpoint.renamed(renaming_of(model))
+    layers, directory = stored_layers(checkpoint), checkpoint.directory
     rest = _used(checkpoint, model)
     widened = 0
     for module, layer in layers.items():
@@ -161,11 +173,18 @@ def _matches(patterns: Any, name: str) -> bool:
     return any(re.search(pattern, name) for pattern in patterns or ())
 
 
+def without_quantization(config: Any) -> Any:
+    """A Transformers configuration that says nothing of quantized weights."""
+    plain = copy.deepcopy(config)
+    for field in DESCRIBED_IN:
+        if hasattr(plain, field):
+            delattr(plain, field)
+    return plain
+
+
 def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model without its weights; the buffers it makes itself are there."""
-    plain = copy.deepcopy(config)
-    if hasattr(plain, "quantization_config"):
-        del plain.quantization_config
+    plain = without_quantization(config)
     with init_empty_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             plain, dtype=dtype, attn_implementation=attention, trust_remote_code=False
@@ -173,8 +192,9 @@ def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedMode
     return model
 
 
-def _quantization(config: Any) -> dict[str, Any]:
-    described = getattr(config, "quantization_config", None) or {}
+def quantization_of(config: Any) -> dict[str, Any]:
+    """How a Transformers configuration says that the weights are quantized; empty if it does not."""
+    described = description_in(vars(config)) or {}
     found: dict[str, Any] = described if isinstance(described, dict) else described.to_dict()
     return found
 
@@ -196,7 +216,7 @@ def _read(
         part: checkpoint.read(f"{layer.module}.{part}")
         for part in (layer.numbers, layer.scales, *layer.beside)
     }
-    described = _quantization(config)
+    described = quantization_of(config)
     if layer.layout == "fp8":
         scales = _scales(tensors[layer.scales], described)
         return StoredFp8Linear(tensors[layer.numbers], scales, bias, block_of(config))
@@ -209,11 +229,22 @@ def _read(
             tensors,
             shape,
             is_symmetric=bool(described.get("sym")),
-            is_v2=described.get("checkpoint_format") == "gptq_v2",
+            is_v2=_is_v2(described),
         )
     if isinstance(weight, torch.Tensor):
         return plain_linear(weight.to(dtype), bias)
     return StoredIntegerLinear(weight, bias)
+
+
+def _is_v2(described: dict[str, Any]) -> bool:
+    """Whether GPTQ's zero points are what they are, not one less."""
+    method = str(described.get("quant_method")).lower()
+    if method in _AUTO_ROUND:
+        # Its own packing has them so, and what it calls `gptqmodel`; else it packs as GPTQ's first version.
+        packing = str(described.get("packing_format") or described.get("backend")).lower()
+        return _GPTQ_PACKINGS.isdisjoint(packing.split(":"))
+    # GPTQModel has named it by both fields.
+    return "gptq_v2" in (described.get("checkpoint_format"), described.get("format"))
 
 
 def _scales(tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:

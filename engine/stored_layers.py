@@ -12,6 +12,7 @@ Layout = Literal["fp8", "int8", "qweight", "packed"]
 """Of e4m3 numbers; of signed integers of eight bits; GPTQ's or AWQ's; compressed-tensors' packed one."""
 
 _BY_KIND: dict[str, Layout] = {"F8_E4M3": "fp8", "I8": "int8"}
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _BY_NAME: dict[str, Layout] = {"qweight": "qweight", "weight_packed": "packed"}
 # What layouts have beside the numbers: scales by one of some names, and what they may have. FP8's are called
 # the first way in fine-grained checkpoints (DeepSeek, Qwen), and the second by compressed-tensors and FBGEMM.
@@ -20,6 +21,17 @@ _BESIDE: dict[Layout, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "int8": (("weight_scale",), ("weight_zero_point",)),
     "qweight": (("scales",), ("qzeros", "g_idx")),
     "packed": (("weight_scale",), ("weight_shape", "weight_zero_point", "weight_g_idx")),
+}
+# Ends of weights' names: of linear layers, and of experts that are stored as one.
+_WEIGHTS = ("weight", "_proj")
+_ZERO_POINTS = ("zero_point", "qzeros")
+# What other formats have beside their numbers, and no one else: by it they can be told what they are.
+_UNREAD = {
+    "weight_global_scale": "in NVFP4 (floats of four bits)",
+    "weight_scale_2": "with scales of scales (NVFP4, floats of four bits)",
+    "scale_packed": "of which zeros are left out (2:4), laid out for one kernel (`marlin-24`)",
+    "_weight_qdata": "as torchao stores them",
+    "biases": "as MLX stores them (Apple)",
 }
 
 
@@ -51,24 +63,40 @@ def stored_layers(checkpoint: Checkpoint) -> dict[str, StoredLayer]:
     """The layers with quantized weights, by their modules' names.
 
     Raises:
-        UnreadableCheckpoint: if one has no scales.
+        UnreadableCheckpoint: if one has no scales, or is in a format that is not read.
     """
     return {layer.module: layer for layer in _found(checkpoint)}
 
 
 def are_quantized(checkpoint: Checkpoint) -> bool:
-    """Whether tensors show that there are such layers, even if config.json does not say so."""
-    return any(
-        name.rpartition(".")[2] in _BY_NAME or checkpoint.kind(name) == "F8_E4M3" for name in checkpoint.names
-    )
+    """Whether tensors show that there are such layers, even if config.json does not say so.
+
+    So do weights of anything but floats: what these are to mean, only a format can tell.
+    """
+    return any(_is_quantized(checkpoint, name) for name in checkpoint.names)
+
+
+def _is_quantized(checkpoint: Checkpoint, name: str) -> bool:
+    part, kind = name.rpartition(".")[2], checkpoint.kind(name)
+    if part in _BY_NAME or kind == "F8_E4M3":
+        return True
+    # Buffers of integers are no weights.
+    return kind not in _FLOATS and (part.endswith(_WEIGHTS) or f"{name}_scale" in checkpoint.names)
 
 
 def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
-    for name in sorted(checkpoint.names):
+    names = sorted(checkpoint.names)
+    for name in names:  # of others first, which have tensors in common with those that are read
+        if (told := _UNREAD.get(name.rpartition(".")[2])) is not None:
+            raise UnreadableCheckpoint(f"`{name}` belongs to weights {told}, which are not read")
+    for name in names:
         module, _, part = name.rpartition(".")
-        by_kind = _BY_KIND.get(checkpoint.kind(name))
+        kind = checkpoint.kind(name)
+        by_kind = _BY_KIND.get(kind)
         layout = _BY_NAME.get(part) or by_kind
-        if layout is None or part == "weight_zero_point":
+        if layout is None and part.endswith(_WEIGHTS) and kind not in _FLOATS:
+            raise UnreadableCheckpoint(f"`{name}` is of type {kind}, which is not read")
+        if layout is None or part.endswith(_ZERO_POINTS):
             continue
         called, more = _BESIDE[layout]
         scales = next((one for one in called if f"{module}.{one}" in checkpoint.names), None)

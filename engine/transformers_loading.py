@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from engine.adapter_files import Adapter
 from engine.checkpoint import Checkpoint
+from engine.context_length import most_positions
 from engine.hf_adapters import adapted
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
@@ -151,7 +152,8 @@ def load_through_transformers(
 
 def _configuration(directory: Path, options: RunnerOptions) -> Any:
     config = read_config(directory, trust_remote_code=options.trust_remote_code)
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    with refused(directory):
+        longest = most_positions(config.get_text_config())
     if options.max_tokens is not None and longest is not None and options.max_tokens > longest:
         raise UnsupportedModel(
             f"max_model_len {options.max_tokens} is more than the model in {directory} takes: {longest}"

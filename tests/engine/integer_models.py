@@ -21,9 +21,11 @@ Format = Literal[
     "gptq-asymmetric",
     "gptq-ordered",
     "gptq-8",
+    "gptq-auto-round",
     "awq",
     "packed",
     "packed-asymmetric",
+    "packed-old-zeros",
     "packed-channel",
     "packed-ordered",
     "int8",
@@ -31,6 +33,10 @@ Format = Literal[
 ]
 #: Inputs that share a scale: few, so that the tiny models' matrices have several groups.
 GROUP = 16
+_ASYMMETRIC = frozenset(
+    {"gptq-asymmetric", "gptq-v2", "gptq-auto-round", "awq"}
+    | {"packed-asymmetric", "packed-old-zeros", "int8-asymmetric"}
+)
 _AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Int64 = NDArray[np.int64]
@@ -58,6 +64,8 @@ def write(name: str, format: Format, directory: Path) -> dict[str, NDArray[np.fl
 def described(format: Format) -> dict[str, Any]:
     """What config.json says of it."""
     bits = 8 if format == "gptq-8" else 4
+    if format == "gptq-auto-round":
+        return {"quant_method": "auto-round", "sym": False, "packing_format": "auto_round:gptqmodel"}
     if format.startswith("gptq"):
         return {
             "quant_method": "gptq",
@@ -94,7 +102,7 @@ def _stored(
     zeros = np.full((outputs, groups), middle)
     for group in range(groups):
         part = weight[:, group_of == group]
-        if format in ("gptq-asymmetric", "gptq-v2", "awq", "packed-asymmetric", "int8-asymmetric"):
+        if format in _ASYMMETRIC:
             low = np.minimum(part.min(1), 0)
             scales[:, group] = (np.maximum(part.max(1), 0) - low) / top
             zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 1, top)
@@ -107,7 +115,7 @@ def _stored(
     half = scales.astype(np.float16)
     order = group_of.astype(np.int32)
     if format.startswith("gptq"):
-        is_v2 = format in ("gptq-v2", "gptq-mislabelled")
+        is_v2 = format in ("gptq-v2", "gptq-mislabelled", "gptq-auto-round")
         made: dict[str, NDArray[Any]] = {
             "qweight": words(numbers, bits).T,
             "qzeros": words((zeros if is_v2 else zeros - 1).T, bits),
@@ -131,6 +139,8 @@ def _stored(
     }
     if format == "packed-asymmetric":
         made["weight_zero_point"] = words(zeros.T, bits).T
+    if format == "packed-old-zeros":  # before compressed-tensors packed them
+        made["weight_zero_point"] = (zeros - middle).astype(np.int8)
     if format == "packed-ordered":
         made["weight_g_idx"] = order
     return made, meant

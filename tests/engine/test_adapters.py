@@ -174,6 +174,19 @@ def test_the_scale_is_what_peft_says(tmp_path: Path) -> None:
         assert torch.equal(low.down, stored[f"base_model.model.{name}.lora_A.weight"])
 
 
+def test_the_scale_of_an_adapter_that_names_none(tmp_path: Path) -> None:
+    """`lora_alpha` is 8 then, whatever the rank, as PEFT has it."""
+    model = tiny_models.write("llama_least", tmp_path / "model")
+    path = tiny_adapters.write(model, tmp_path / "one", seed=1, rank=4)
+    file = path / "adapter_config.json"
+    config = json.loads(file.read_text())
+    del config["lora_alpha"]
+    file.write_text(json.dumps(config))
+    stored = load_file(path / "adapter_model.safetensors")
+    for name, low in read_adapter("one", path).modules.items():
+        torch.testing.assert_close(low.up, stored[f"base_model.model.{name}.lora_B.weight"] * 2.0)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -185,6 +198,8 @@ def test_the_scale_is_what_peft_says(tmp_path: Path) -> None:
             {"init_lora_weights": "pissa_niter_16"},
             "weights that `init_lora_weights` 'pissa_niter_16' has changed",
         ),
+        ({"init_lora_weights": "lora_ga"}, "weights that `init_lora_weights` 'lora_ga' has changed"),
+        ({"use_qalora": True}, r"QA-LoRA\) \(`use_qalora`\)"),
         ({"target_parameters": ["experts.weight"]}, "`target_parameters`"),
     ],
 )

@@ -166,6 +166,7 @@ def test_weights_that_do_not_fit_are_named(
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"sliding_window": 512}, "sliding window"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "2 hidden states"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "last hidden state only"),
         ({"hidden_size": "wide"}, "cannot read"),
     ],
 )

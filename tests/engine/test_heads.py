@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,13 @@ from transformers import PreTrainedModel
 
 from engine.eagle import FeatureRunner
 from engine.heads import DecodingHeads, load_heads, save_heads
-from engine.heads_config import KIND, HeadsDescription, UnsuitableHeads, weights_digest
+from engine.heads_config import (
+    KIND,
+    HeadsDescription,
+    UnsuitableHeads,
+    read_description,
+    weights_digest,
+)
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
@@ -124,8 +131,25 @@ def test_heads_survive_being_written_and_refuse_another_target(tmp_path: Path) -
     other = tiny_models.write("llama_odd", tmp_path / "other")
     with pytest.raises(UnsuitableHeads, match=r"trained for tiny .* other weights"):
         load_heads(directory, runner, Path(other))
-    with pytest.raises(UnsuitableHeads, match="no decoding heads"):
+    with pytest.raises(UnsuitableHeads, match=r"no decoding heads .* of kind None, and only those made by"):
         load_heads(Path(target), runner, Path(target))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            {"medusa_num_heads": 5, "medusa_num_layers": 1},
+            "is of Medusa's repository, and only those made by",
+        ),
+        ([], "is of kind None"),
+        ({"kind": "medusa_heads"}, "missing required field `num_heads`"),
+    ],
+)
+def test_other_heads_are_refused(config: object, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsuitableHeads, match=told):
+        read_description(tmp_path)
 
 
 def test_heads_of_another_width_or_behind_another_runner_are_refused() -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -79,6 +79,38 @@ def test_words_of_other_packers() -> None:
     eight = {"weight_packed": words(EIGHT_BITS), "weight_scale": torch.ones(2, 1)}
     expected = (NUMBERS.T[:2] * 8 - 60).float()
     assert torch.equal(integers(from_packed(eight, (2, 16))).dequantized(torch.float32), expected)
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize(("stored", "meant"), [(7, 8), (8, 8)])
+def test_symmetric_zero_points_tell_which_version_they_are_of(stored: int, meant: int, is_v2: bool) -> None:
+    points = words([sum(stored << 4 * place for place in range(7))] * 2)  # the last of eight outputs is none
+    tensors = {"qweight": words(GPTQ)[:, :7], "qzeros": points[:, None], "scales": SCALES[:, :7]}
+    weight = integers(from_qweight(tensors, (7, 16), is_symmetric=True, is_v2=is_v2))
+    assert weight.zeros.unique().tolist() == [meant]
+
+
+@pytest.mark.parametrize(
+    ("about", "is_v2"),
+    [
+        ({"quant_method": "gptq"}, False),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, True),
+        ({"quant_method": "gptq", "format": "gptq_v2"}, True),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, False),
+        ({"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2"}, False),
+        ({"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}, True),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}, True),
+        ({"quant_method": "auto-round", "packing_format": "auto_round"}, True),
+    ],
+)
+def test_whose_zero_points_are_one_less(about: dict[str, Any], is_v2: bool, tmp_path: Path) -> None:
+    integer_models.write("llama", "gptq-v2", tmp_path)
+    described_anew(tmp_path, lambda config: config.update(quantization_config=about))
+    model = load(Checkpoint(tmp_path), AutoConfig.from_pretrained(tmp_path), torch.float32)
+    stored = load_file(tmp_path / "model.safetensors")[f"{LAYER}.qzeros"]
+    points = torch.stack([stored >> shift & 15 for shift in range(0, 32, 4)], 2).flatten(1).T
+    found = model.get_submodule(LAYER).matrix.zeros
+    assert torch.equal(found.int(), points if is_v2 else (points + 1) & 15)
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +247,16 @@ Tensors = dict[str, torch.Tensor]
             r"zero points \[48, 3\] fit no weight \[48, 32\] in groups of 16",
         ),
         (
+            "packed-asymmetric",
+            lambda t: t.update({f"{LAYER}.weight_zero_point": torch.zeros(48, 2)}),
+            r"`weight_zero_point` is float32 \[48, 2\] where words \[6, 2\] or int8 \[48, 2\] belong",
+        ),
+        (
+            "gptq-asymmetric",
+            lambda t: t.update({f"{LAYER}.qzeros": torch.zeros(2, 48, dtype=torch.int8)}),
+            r"`qzeros` is int8 \[2, 48\] where words \[groups, 6\] belong",
+        ),
+        (
             "int8",
             lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:40].contiguous()}),
             r"\[40, 32\] where the model has \[48, 32\]",
@@ -250,6 +292,51 @@ def test_other_packings_are_refused(
     file.write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match=message):
         load_runner(tmp_path, num_slots=128)
+
+
+def described_anew(directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A checkpoint whose config.json says something else."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    return directory
+
+
+def without_description(config: dict[str, Any]) -> None:
+    del config["quantization_config"]
+
+
+def as_compression(config: dict[str, Any]) -> None:
+    config["compression_config"] = config.pop("quantization_config")
+
+
+@pytest.mark.parametrize("change", [as_compression, without_description])
+def test_integers_are_numbers_whatever_describes_them(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    """`compression_config` is what compressed-tensors called `quantization_config` at first."""
+    integer_models.write("llama", "int8", tmp_path / "usual")
+    integer_models.write("llama", "int8", tmp_path / "other")
+    expected = logits_of(load_runner(tmp_path / "usual", num_slots=128), 1)
+    found = logits_of(load_runner(described_anew(tmp_path / "other", change), num_slots=128), 1)
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("change", [lambda config: None, without_description])
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_integers_without_scales_are_no_weights(
+    kind: torch.dtype, change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    integer_models.write("llama", "int8", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {name: one for name, one in load_file(file).items() if not name.endswith("_scale")}
+    tensors = {name: one.to(kind) if one.dtype == torch.int8 else one for name, one in tensors.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    told = r"`model.layers.0.mlp.down_proj.weight` is of "
+    with pytest.raises(UnsupportedModel, match=told):
+        load_runner(described_anew(tmp_path, change), num_slots=128)
 
 
 def test_only_awqs_version_is_a_packing(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.hf_runner import HFRunner
@@ -108,6 +110,36 @@ def test_a_longest_sequence_beyond_the_model_s_is_refused(tmp_path: Path) -> Non
     assert load_runner(directory, num_slots=64, max_tokens=128).shape.max_tokens == 128
     with pytest.raises(UnsupportedModel, match=r"max_model_len 129 is more than .* takes: 128"):
         load_runner(directory, num_slots=64, max_tokens=129)
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"type": "linear", "factor": 2.0}, 256),  # of 128, as vicuna-16k has it
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}, 384),  # Qwen's cards
+    ],
+)
+def test_scaled_rotary_embeddings_reach_further_than_the_model_s_own(
+    rope: dict[str, object], longest: int, tmp_path: Path
+) -> None:
+    """Model cards have users add the scaling, and leave `max_position_embeddings` as it is."""
+    file = tiny_models.write("qwen2", tmp_path) / "config.json"
+    config = json.loads(file.read_text())
+    del config["rope_parameters"]
+    file.write_text(json.dumps(config | {"rope_scaling": rope}))
+    assert load_runner(tmp_path, num_slots=512).shape.max_tokens == 128
+    with pytest.raises(UnsupportedModel, match=rf"{longest + 1} is more than .* takes: {longest}"):
+        load_runner(tmp_path, num_slots=512, max_tokens=longest + 1)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = np.random.default_rng(1).integers(0, tiny_models.VOCABULARY, longest).astype(np.int32)
+    with torch.no_grad():
+        expected = plain(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+    numbers = np.arange(longest, dtype=np.int32)
+    segment = Segment(tokens=tokens, positions=numbers, slots=numbers, past=numbers[:0])
+    for kind in ("lean", "hf"):
+        runner = load_runner(tmp_path, num_slots=512, max_tokens=longest, runner=kind)
+        assert runner.shape.max_tokens == longest
+        torch.testing.assert_close(runner.forward([segment], numbers), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mistral_window", "qwen2_moe_window", "phimoe_window"])
