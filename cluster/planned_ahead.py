@@ -150,6 +150,7 @@ class PlannedAhead:
             running: everybody admitted.
         """
         planner = self.planner
+        running = planner.proposing.taking_part(running, requests)
         planner.prompts.look(running)
         planner.num_running = len(running)
         self.newest = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from cluster.batching.background import taking_part
 from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack, TakesPlaces
 from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
@@ -61,6 +62,12 @@ class Batcher:
         """Whether the rule may soon take a place from one who runs, which it does from nobody in a call."""
         rule = self.rule
         return isinstance(rule, TakesPlaces) and rule.may_take_place(waiting, running, context)
+
+    def taking_part(
+        self, running: Collection[Request], beginning: Collection[Request] = ()
+    ) -> Collection[Request]:
+        """Whom the next steps are for: with a rule that has a background, nobody who sits out in it."""
+        return running if self._holds_back is None else taking_part(running, beginning)
 
     def in_order(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext

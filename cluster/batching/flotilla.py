@@ -181,27 +181,32 @@ class Flotilla:
         if not prefilling or awaits_drafts(verifying, running, context):
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
+        background = _background_of(ordered, running, context)
+        others = [request for request in ordered if request not in background] if background else ordered
         limit_s = call_limit_s(verifying, num_rows, running, context)
-        if limit_s == INFINITE or _is_impatient(prefilling, running, context):
-            return chunked(ordered, context.chunk_tokens)
-        time = CallTime.of(verifying, num_rows, context)
-        empty, urgent = replace(time), most_urgent(filter(_is_paced_now, running))
-        chunks: list[Chunk] = []
         budget = context.chunk_tokens
-        for request in ordered:
-            if budget == 0:
-                break
-            most = tokens = min(budget, tokens_left(request))
-            # In a gap between drafts, what fits into it costs nobody anything.
-            if not verifying or _pieces_save(empty, request, most):
-                tokens = time.most_tokens(request, most, limit_s / MARGIN)
-            if tokens < min(LEAST_CHUNK, most):
-                if chunks or not is_background(request, urgent):
+        if limit_s == INFINITE or _is_impatient(others, running, context):
+            chunks = chunked(others, budget)
+        else:
+            chunks = []
+            time = CallTime.of(verifying, num_rows, context)
+            empty = replace(time)
+            for request in (*others, *background):
+                left = budget - sum([tokens for _, tokens in chunks])
+                if left == 0:
+                    break
+                most = tokens = min(left, tokens_left(request))
+                # In a gap between drafts, what fits into it costs nobody anything.
+                if not verifying or request in background or _pieces_save(empty, request, most):
+                    tokens = time.most_tokens(request, most, limit_s / MARGIN)
+                if tokens == 0 or tokens < min(LEAST_CHUNK, most):
                     continue
-                tokens = min(LEAST_CHUNK, most)  # or it would hold its place for nothing
-            time.add(request, tokens, is_chunk=True)
-            chunks.append((request, tokens))
-            budget -= tokens
+                time.add(request, tokens, is_chunk=True)
+                chunks.append((request, tokens))
+        if background and not any(request in background for request, _ in chunks):
+            # Or it would hold its place for nothing.
+            left = budget - sum([tokens for _, tokens in chunks])
+            chunks += chunked(background[:1], min(left, LEAST_CHUNK))
         return chunks
 
 
@@ -226,12 +231,7 @@ def _pieces_save(empty: CallTime, request: Request, num_tokens: int) -> bool:
 
 def _is_impatient(prefilling: Sequence[Request], running: Collection[Request], context: BatchContext) -> bool:
     """Whether a prompt has waited as long as it does, at most, so that nobody's TPOT objective is broken."""
-    urgent = most_urgent(filter(_is_paced_now, running))
-    waited_s = [
-        (context.now - request.arrived, request.pace.ttft_ms)
-        for request in prefilling
-        if not is_background(request, urgent)
-    ]
+    waited_s = [(context.now - request.arrived, request.pace.ttft_ms) for request in prefilling]
     tightest_s = min((tpot_s(r) for r in running if r.state in DECODING), default=INFINITE)
     patience_s = min(PROMPT_PATIENCE_S, PATIENCE_TOKENS * tightest_s)
     return any(
@@ -330,8 +330,14 @@ def _has_tpot(requests: Collection[Request]) -> bool:
     return any(request.pace.tpot_ms is not None for request in requests)
 
 
-def _is_paced_now(request: Request) -> bool:
-    return request.state in DECODING and request.pace.tpot_ms is not None
+def _background_of(
+    requests: Sequence[Request], running: Collection[Request], context: BatchContext
+) -> list[Request]:
+    """Those of them that are in the background of somebody who decodes."""
+    if not any(is_background(request, -INFINITE) for request in requests):
+        return []
+    urgent = most_urgent(r for r in running if r.state in DECODING and _can_be_paced(r, context))
+    return [request for request in requests if is_background(request, urgent)]
 
 
 def _may_be_made_room(waiting: Sequence[Request], running: Collection[Request]) -> bool:
