@@ -48,7 +48,7 @@ def test_it_is_there_from_the_start_without_objectives() -> None:
 
 
 def test_the_command_reports_it_apart_and_does_not_wait_for_it() -> None:
-    lengths = ["--lengths", "code=60:20,chat=40:20", "--slo", "*:tpot=40"]
+    lengths = ["--lengths", "code=60:60,chat=40:60", "--slo", "*:tpot=40"]
     asked = ["--rate", "4", "--seconds", "3", "--background", "300", *lengths, "--json"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
