@@ -63,6 +63,7 @@ class SchedulerCore:
         self.pool.costs.sharing = sharing_of(config)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler)
         self.batcher = Batcher(config.scheduler, cost, self.pool, FairQueue.of(config))
+        self.planner.proposing.taking_part = self.batcher.taking_part
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.deepest)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
@@ -76,7 +77,7 @@ class SchedulerCore:
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self.planned_ahead = PlannedAhead(self.planner, self.verify_calls, config)
         self.sending_ahead = SendingAhead(self.planned_ahead, self.batcher, self.micro_batches)
-        self.door = Door(config, cost, self.batcher.headroom)
+        self.door = Door(config, cost, self.batcher.headroom, self.batcher.background_headroom)
         pace, forecast = self.batcher.pace, self.door.forecast
         self.learning = Learning(cost, self.planned_ahead, pace, self.micro_batches, forecast)
         self._next_order = 0
@@ -141,14 +142,14 @@ class SchedulerCore:
     def _sent(self, call: VerifyCall) -> list[Action]:
         """The call, which is the last one, and what drafters read of the prompts that end with it."""
         ending = [self.requests[name] for name in self.verify_calls.ending]
-        return [Verify(call), *self.planner.read_prompts(ending, len(self.running), self._now)]
+        return [Verify(call), *self.planner.read_prompts(ending, self.running.values(), self._now)]
 
     def _look_back(self) -> list[Action]:
         reading: list[Action] = []
         sent = self.verify_calls.outstanding
         if self._is_verify_new and sent is not None:
             served = [self.requests[i] for i in sent.trees if i in self.requests]
-            reading += self.planner.read_ahead(served, self._now, len(self.running), sent.predicted_s)
+            reading += self.planner.read_ahead(served, self._now, self.running.values(), sent.predicted_s)
         self._is_verify_new = False
         self.planner.reflect(is_last=not self.running)
         if self.micro_batches.rule.is_due:
@@ -209,7 +210,7 @@ class SchedulerCore:
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
-        self._actions.extend(self.planner.forget(request, now, len(self.running)))
+        self._actions.extend(self.planner.forget(request, now, self.running.values()))
         self.micro_batches.forget(request)
 
     def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:

@@ -73,12 +73,14 @@ class Door:
         cost: forward-time model of the target.
         headroom: by which newcomers of a tenant must be on time while it has more than its share, and
             others of it are told to come back, so that those find room.
+        background_headroom: what the background leaves of objectives; learned here, used by the batcher.
         forecast: what predicts.
     """
 
     config: FlotillaConfig
     cost: CostModel
     headroom: Headroom = field(default_factory=Headroom)
+    background_headroom: Headroom = field(default_factory=Headroom)
     forecast: Forecast = field(init=False)
     promises: Promises = field(init=False)
     rates: ArrivalRates = field(default_factory=ArrivalRates)
@@ -99,7 +101,9 @@ class Door:
             return
         misses = missed(objective, receipt)
         if misses and not exceeds(objective, predicted, self.config.admission.tolerance):
-            self.headroom.ended(now, is_late=any(misses.values()))
+            is_late = any(misses.values())
+            self.headroom.ended(now, is_late=is_late)
+            self.background_headroom.ended(now, is_late=is_late)
 
     def lost(self, now: float) -> None:
         """The target is lost."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # So many of those that were predicted to be on time may be late.
 LATE_SHARE = 0.1
+# So many where what makes them late is less urgent than they are by its own word.
+BACKGROUND_LATE_SHARE = 0.02
 # What a request that is late adds. One that is on time takes as much less as makes both even at that share.
 STEP = 0.05
 # Share of an objective, at first and within what limits.
@@ -23,8 +25,12 @@ class Headroom:
     By how much less it must be depends on how the times spread, and on what predictions miss. It need not
     be known for a share of late ones to be kept: adaptive conformal inference (Gibbs and Candès, NeurIPS
     2021, equation 2).
+
+    Attributes:
+        late_share: how many of them may be late.
     """
 
+    late_share: float = LATE_SHARE
     _value: float = FIRST
     _at: float = 0.0
 
@@ -35,7 +41,7 @@ class Headroom:
 
     def ended(self, now: float, *, is_late: bool) -> None:
         """A request ended that had been predicted to be on time."""
-        value = self.value(now) + STEP * ((1.0 if is_late else 0.0) - LATE_SHARE)
+        value = self.value(now) + STEP * ((1.0 if is_late else 0.0) - self.late_share)
         self._value, self._at = min(MOST, max(LEAST, value)), now
 
     def scarcity(self, now: float) -> float:

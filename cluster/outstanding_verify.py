@@ -25,6 +25,7 @@ class OutstandingVerify:
         prefilling: requests with a chunk in it, and the chunk's tokens, at most.
         ending: those of them whose prompt ends with it, unless slots are fewer than they seemed.
         plans: of one that was planned ahead, the shapes of draft trees that were not known yet; else None.
+        planned_by: whom its requests then had as drafter, which may be gone when it begins.
         proposed: what those trees were grown from, once they are.
         reading: rows of its chunks.
         proposes: whether something is proposed beside it, after its forward.
@@ -51,6 +52,7 @@ class OutstandingVerify:
     is_ahead: bool = False
     num_ahead: int = 0
     plans: Mapping[str, DraftPlan] | None = None
+    planned_by: Mapping[str, str] = field(default_factory=dict)
     proposed: dict[str, Proposals] = field(default_factory=dict)
     reading: Rows = NO_ROWS
     proposes: bool = False

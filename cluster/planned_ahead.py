@@ -150,6 +150,7 @@ class PlannedAhead:
             running: everybody admitted.
         """
         planner = self.planner
+        running = planner.proposing.taking_part(running, requests)
         planner.prompts.look(running)
         planner.num_running = len(running)
         self.newest = []
@@ -157,7 +158,8 @@ class PlannedAhead:
         trees: dict[str, TokenTree] = {}
         drafted: dict[str, list[Request]] = {}
         for request in requests:
-            name, plan = request.drafter, plans.get(request.request_id)
+            name = sent.planned_by.get(request.request_id, request.drafter)
+            plan = plans.get(request.request_id)
             request.drafted_by, request.drafted_kind = name, planner.cost.kinds.get(name, name)
             proposals, tree = request.proposals, TokenTree.root_only(request.last_token)
             if plan is not None and proposals is not None and proposals.position == request.num_tokens:
@@ -180,7 +182,8 @@ class PlannedAhead:
         num_context = sum([request.num_tokens for request in requests])
         cost, count = planner.cost, len(requests)
         predicted_s = cost.draft_seconds(name, count, width, depth, num_context)
-        cost.observe_draft(name, cost.layers_seconds(name, count, width, depth, num_context), seconds)
+        if name in planner.pool.drafters:
+            cost.observe_draft(name, cost.layers_seconds(name, count, width, depth, num_context), seconds)
         num_drafted = sum([len(r.tree.token) - 1 for r in requests if r.tree is not None])
         planner.totals.drafted_tokens += num_drafted
         kind = cost.kinds.get(name, name)

@@ -40,8 +40,7 @@ from verifier.messages import VerifyResult
 CALIBRATE_TREES, CALIBRATE_STEPS = 64, 16
 # An iteration counts as at most so many times what one is expected to take: a hiccup is not believed.
 MOST_TIMES = 10.0
-# Drafters are scored on requests they do not serve while no more than this are running: with more there is no
-# idle time for it.
+# With more requests running there is no idle time in which drafters are scored on those they do not serve.
 EXPLORE_REQUESTS = 2
 
 
@@ -92,6 +91,7 @@ class StepPlanner:
         self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int
     ) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
+        running = self.proposing.taking_part(running, ready)
         self.prompts.look(running)
         self.num_running = len(running)
         if self.is_resting(len(ready), self.totals.steps):
@@ -116,7 +116,7 @@ class StepPlanner:
         # Whom no drafter has read yet, nothing can be proposed for: that says nothing of whether it pays.
         asked = [plan.depth > 0 for view, plan in zip(batch, plans, strict=True) if view.max_draft]
         if asked:
-            self.proposing.planned(len(running), sum(asked) / len(asked))
+            self.proposing.planned(self.num_running, sum(asked) / len(asked))
         drafting: dict[str, tuple[list[Request], list[DraftPlan]]] = {}
         actions, behind = [], []
         can_draft = {name: has_read(drafter) for name, drafter in self.pool.drafters.items()}
@@ -179,6 +179,7 @@ class StepPlanner:
 
     def rest(self, requests: Sequence[Request], running: Collection[Request]) -> None:
         """A step of these requests begins as `will_rest` said, and without the policy being asked."""
+        running = self.proposing.taking_part(running, requests)
         self.prompts.look(running)
         self.num_running = len(running)
         for request in requests:
@@ -242,9 +243,11 @@ class StepPlanner:
         self.pool.assign(moving, now, is_drafting=False)
         return self._catch_up([request for request in moving if self.may_read(request)], now)
 
-    def read_prompts(self, requests: Iterable[Request], num_running: int, now: float) -> list[Draft]:
+    def read_prompts(
+        self, requests: Iterable[Request], running: Collection[Request], now: float
+    ) -> list[Draft]:
         """Drafters read prompts while the target computes the ends of them: quick first drafts."""
-        self.num_running = num_running
+        self.num_running = len(self.proposing.taking_part(running, ()))
         return self._catch_up([r for r in requests if not r.heard and self.may_read(r)], now)
 
     def _catch_up(self, requests: Iterable[Request], now: float) -> list[Draft]:
@@ -253,35 +256,33 @@ class StepPlanner:
         return [Draft(name, call) for name, call in catch_up(self.pool, behind, now, self.step_s)]
 
     def read_ahead(
-        self, requests: Sequence[Request], now: float, num_running: int, idle_s: float
+        self, requests: Sequence[Request], now: float, running: Collection[Request], idle_s: float
     ) -> list[Draft]:
         """What idle drafters read while the target verifies: for switches to come, and to be scored.
 
         Args:
             requests: in the verify call.
             now: the scheduler's clock.
-            num_running: requests running.
+            running: everybody admitted.
             idle_s: seconds the call will take.
         """
         if self._never_drafts:
             return []
-        self.num_running = num_running
-        read = requests
-        if not self.proposing.pays(num_running):
-            read = [request for request in requests if self.may_read(request)]
+        self.num_running = len(self.proposing.taking_part(running, ()))
+        read = [request for request in requests if self.may_read(request)]
         calls = self.pool.switching.prepare(read, now, idle_s) if self.pool.config.fast_switching else []
-        if num_running <= EXPLORE_REQUESTS:
+        if self.num_running <= EXPLORE_REQUESTS:
             for request in read:
                 calls.extend(self.pool.explorer.running(request, now))
         return [Draft(name, call) for name, call in calls]
 
-    def forget(self, request: Request, now: float, num_running: int) -> list[Draft]:
-        """The request ended, `num_running` go on; what idle drafters read of it for later ones."""
+    def forget(self, request: Request, now: float, running: Collection[Request]) -> list[Draft]:
+        """The request ended, these go on; what idle drafters read of it for later ones."""
         self._views.pop(request.request_id, None)
         self.heads.forget(request)
-        calls, self.num_running = [], num_running
+        calls, self.num_running = [], len(self.proposing.taking_part(running, ()))
         if self.may_read(request):
-            calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
+            calls = self.pool.explorer.final(request, now, is_busy=self.num_running >= EXPLORE_REQUESTS)
         self.pool.forget(request)
         return [Draft(name, call) for name, call in calls]
 

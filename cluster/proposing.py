@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
+from cluster.requests import Request
 from cluster.running_mean import SMOOTHING
 
 # Share of recent plans with a draft below which drafting is not worth preparing (SmartSpec, section 5).
@@ -23,9 +26,16 @@ class Proposing:
     depends on how many requests run at once: that it did not for many says nothing of few, and what is
     learnt when a burst has nearly ended does not hold for the next one. Sizes are told apart by powers of
     two.
+
+    Attributes:
+        taking_part: whom steps are for, of those who run, and those of them who begin one: the batching rule
+            may let some sit out.
     """
 
+    taking_part: Callable[[Collection[Request], Collection[Request]], Collection[Request]]
+
     def __init__(self) -> None:
+        self.taking_part = lambda running, _: running
         self._shares: dict[int, float] = {}
 
     def planned(self, num_running: int, share: float) -> None:

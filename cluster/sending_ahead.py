@@ -119,8 +119,11 @@ class SendingAhead:
         sent, room = outstanding[0], free_slots + self.planned_ahead.calls.num_owed
         if self.micro_batches.count != 1 or sent.num_tokens + len(running) > room:
             return None
-        going_on, prefilling, partly = [], [], []
+        going_on, prefilling, partly, sitting_out = [], [], [], []
         for request in running:
+            if request.state is State.READY:
+                sitting_out.append(request)
+                continue
             if request.state is State.PREFILLING:
                 if sent.has(request):
                     return None  # its chunk before had no slots
@@ -142,8 +145,9 @@ class SendingAhead:
         if is_turn and self.batcher.may_take_place(list(waiting), running, context):
             return None
         rule, count = self.batcher.rule, len(going_on)
-        # Nobody would be let wait by the rule in this step either.
-        if len(rule.decode(going_on, going_on, context)) < count:
+        # Nobody else would be let wait by the rule in this step either.
+        could_go_on = going_on + sitting_out
+        if could_go_on and rule.decode(could_go_on, could_go_on, context) != going_on:
             return None
         if len(rule.verify(going_on, prefilling + partly, running)) < count:
             return None

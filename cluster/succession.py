@@ -27,6 +27,7 @@ def take_over(core: SchedulerCore, before: SchedulerCore, now: float) -> None:
         return
     core.handle(before.verifier, now)
     core.free_slots = before.free_slots
+    core.is_draining = before.is_draining
     core.verify_calls.take_over(before.verify_calls)
     core.pool.take_over(before.pool)
     core.micro_batches.keep(core.pool.drafters)

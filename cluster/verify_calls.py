@@ -227,6 +227,7 @@ class VerifyCalls:
             is_ahead=True,
             num_ahead=before.num_ahead + 1,
             plans=plans,
+            planned_by={request.request_id: request.drafter for request in requests} if plans else {},
             reading=reading,
             proposes=any(one.num_candidates for one in all_wanted),
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.batch_command import batch
 from deployments.command_failure import fail
 from deployments.drafters_command import app as drafters_app
 from deployments.keys_command import app as keys_app
@@ -132,6 +133,9 @@ def chat(
         seed=seed,
     )
     raise typer.Exit(run_chat(options))
+
+
+app.command()(batch)
 
 
 @app.command(**_FORWARD)

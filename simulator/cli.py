@@ -20,6 +20,7 @@ from benchmarks.tables import make_console
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
 from simulator import hardware, oracle, report, systems, workloads
+from simulator.background import in_background
 from simulator.metrics import RunResult
 from simulator.recorded import RecordedAcceptance
 from simulator.run import Options, simulate
@@ -62,6 +63,14 @@ def run(
             help="Classes in turns, no objectives, by median tokens of prompt and answer: code=110:55,..."
         ),
     ] = None,
+    background: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="So many more requests wait from the start that nobody is in a hurry for: of the same "
+            "lengths, without objectives, at a lower priority. The run does not wait for them.",
+        ),
+    ] = 0,
     prefill_chunk: Annotated[int, typer.Option(min=8, help="Most prompt tokens of a verify call.")] = 512,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of arrivals.")] = SECONDS,
     workload: Annotated[
@@ -133,6 +142,8 @@ def run(
         slos = parse_slos(slo or [])
         if peaks and at_once is not None:
             raise ValueError("--peaks or --at-once: requests that are all there at the start have no peaks")
+        if background and at_once is not None:
+            raise ValueError("--background or --at-once: in a full loop nobody is in a hurry")
         if burstiness is not None and (workload is not None or peaks or at_once is not None):
             raise ValueError(
                 "--burstiness is of arrivals that are drawn: not of a file's, peaks or --at-once"
@@ -160,6 +171,7 @@ def run(
             slos=slos,
             seed=seed,
         )
+        beside = in_background([shapes[i % len(shapes)] for i in range(background)], seed)
     except (ValueError, OSError) as error:
         fail(str(error))
     options = Options(seed=seed, max_width=max_width, acceptance=said)
@@ -175,7 +187,7 @@ def run(
         if jobs > 1:
             task = bar.add_task("systems", total=len(served_by))
             results = run_jobs(
-                [Job(one.name, chosen, one, requests, options) for one in served_by],
+                [Job(one.name, chosen, one, requests, options, beside) for one in served_by],
                 jobs,
                 lambda _: bar.advance(task),
             )
@@ -184,7 +196,7 @@ def run(
             for one in served_by:
                 task = bar.add_task(one.name, total=len(requests))
                 on_progress = partial(_advance, bar, task)
-                results.append(simulate(chosen, one, requests, options, on_progress))
+                results.append(simulate(chosen, one, requests, options, on_progress, beside))
     _show(results, chosen, requests, perf_counter() - started, is_json=json)
 
 

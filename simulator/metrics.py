@@ -11,8 +11,8 @@ from cluster.stream_messages import Receipt
 from cluster.totals import Totals
 from simulator.workloads import SimRequest
 
-# Class under which all requests together are reported.
-ALL = "all"
+# Class under which all requests together are reported, and those in their background.
+ALL, BACKGROUND = "all", "background"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +163,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         system: what served.
         simulated_s: from the start to the last answer.
-        classes: by class of request, and under `all`.
+        classes: by class of request, and under `all`; under `background` those of the background that ended,
+            which are in no other.
         steps: where the time went.
         num_preemptions, num_rejected, num_unfinished: counts. Who was refused, as for a prompt that is too
             long for the cell, or is not served by the end counts as missed, also without objectives.
@@ -183,13 +184,22 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.classes[ALL]
 
     @classmethod
-    def of(cls, system: str, outcomes: Sequence[Outcome], totals: Totals, num_rejected: int) -> RunResult:
+    def of(
+        cls,
+        system: str,
+        outcomes: Sequence[Outcome],
+        totals: Totals,
+        num_rejected: int,
+        background: Sequence[Outcome] = (),
+    ) -> RunResult:
         """Sum a run up."""
         ended = [outcome.ended_s for outcome in outcomes if outcome.ended_s is not None]
         seconds = max(ended, default=1e-9)
         classes = {ALL: Summary.of(outcomes, seconds)}
         for kind in sorted({outcome.kind for outcome in outcomes}):
             classes[kind] = Summary.of([o for o in outcomes if o.kind == kind], seconds)
+        if background:
+            classes[BACKGROUND] = Summary.of(background, seconds)
         return cls(
             system=system,
             simulated_s=seconds,

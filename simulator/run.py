@@ -116,7 +116,8 @@ class Cell:
         self.machine = Machine(collocated=profile.collocated)
         half_s = profile.overhead_s / 2
         self._trips = profile.trips or Trips(verify_s=half_s, draft_s=half_s)
-        self._num_submitted = 0
+        self._num_awaited = 0
+        self._awaited: set[str] = set()
         self._jitter = key_of(options.seed, _JITTER)
         self._num_forwards = 0
         self._noise: list[float] = []
@@ -154,13 +155,15 @@ class Cell:
         self.core.sending_ahead.holds_back = True
         self.clock.at(0.0, DrafterReady(EAGLE, drafter.capabilities, DRAFTER_REQUESTS))
 
-    def submit(self, request: SimRequest) -> None:
-        """Let a request arrive when it is due."""
-        self._num_submitted += 1
+    def submit(self, request: SimRequest, *, is_awaited: bool = True) -> None:
+        """Let a request arrive when it is due; the run ends when all that are awaited have."""
+        if is_awaited:
+            self._awaited.add(request.request_id)
+            self._num_awaited += 1
         self.clock.at(request.arrival_s, request)
 
     def run(self, progress: Callable[[float, int], None] | None = None) -> None:
-        """Serve everything submitted to its end.
+        """Serve to its end everything submitted that is awaited.
 
         Args:
             progress: told the simulated time and how many requests have ended, once a simulated second.
@@ -173,10 +176,9 @@ class Cell:
             if event is None:
                 continue
             if event is ticking:
-                num_ended = len(self.receipts) + self.num_rejected
                 if progress is not None:
-                    progress(clock.now, num_ended)
-                if num_ended == self._num_submitted or clock.now > self.options.max_s:
+                    progress(clock.now, self._num_awaited - len(self._awaited))
+                if not self._awaited or clock.now > self.options.max_s:
                     return
                 clock.at(clock.now + TICK_S, ticking)
             self._handle(event)
@@ -241,9 +243,11 @@ class Cell:
                 for told in events:
                     if told.receipt is not None:
                         self.receipts[told.request_id] = (self.clock.now, told.receipt)
+                        self._awaited.discard(told.request_id)
                         self.clock.at(self.clock.now + KEPT_S, _Ended(told.request_id))
-            case Reject():
-                self.num_rejected += 1
+            case Reject(_, rejection):
+                self.num_rejected += rejection.request_id in self._awaited
+                self._awaited.discard(rejection.request_id)
 
     def _verify(self, call: VerifyCall) -> None:
         result = self.target.step(call)
@@ -318,6 +322,7 @@ def simulate(
     requests: Sequence[SimRequest],
     options: Options | None = None,
     progress: Callable[[float, int], None] | None = None,
+    background: Sequence[SimRequest] = (),
 ) -> RunResult:
     """Serve requests on one simulated cell and say how it went.
 
@@ -327,10 +332,15 @@ def simulate(
         requests: to serve; each needs `num_output` of at least 1.
         options: how to simulate.
         progress: as for `Cell.run`.
+        background: more of them, whose ends are not waited for.
     """
     cell = Cell(profile, system, options or Options())
     for request in requests:
         cell.submit(request)
+    for request in background:
+        cell.submit(request, is_awaited=False)
     cell.run(progress)
-    outcomes = [Outcome.of(request, cell.receipts.get(request.request_id)) for request in requests]
-    return RunResult.of(system.name, outcomes, cell.core.totals, cell.num_rejected)
+    told = cell.receipts
+    outcomes = [Outcome.of(request, told.get(request.request_id)) for request in requests]
+    beside = [Outcome.of(one, told[one.request_id]) for one in background if one.request_id in told]
+    return RunResult.of(system.name, outcomes, cell.core.totals, cell.num_rejected, beside)

@@ -26,11 +26,12 @@ class Job:
     system: System
     requests: Sequence[SimRequest]
     options: Options
+    background: Sequence[SimRequest] = ()
 
 
 def run_job(job: Job) -> RunResult:
     """Run it here."""
-    return simulate(job.profile, job.system, job.requests, job.options)
+    return simulate(job.profile, job.system, job.requests, job.options, background=job.background)
 
 
 def run_jobs(

@@ -35,6 +35,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         num_committed: recent mean of tokens a decoding request gets from a verify call.
         num_prefilled: recent mean of prompt tokens computed per request and call it decodes in.
         headroom: share by which a prediction must be below an objective for few to be late.
+        background_headroom: the same for next to none to be late for the sake of the background.
     """
 
     now: float
@@ -52,6 +53,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
     num_committed: float = 1.0
     num_prefilled: float = 0.0
     headroom: float = 0.0
+    background_headroom: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,21 @@ class OrdersQueue(Protocol):
 class HoldsBack(Protocol):
     """A rule that lets requests without objectives wait for the sake of those that have some."""
 
-    def most_best_effort(
-        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
-    ) -> int | None:
-        """How many more without objectives may be admitted now; None for as many as there is room for."""
+    def held_back(
+        self,
+        best_effort: Sequence[Request],
+        waiting: Sequence[Request],
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> Sequence[Request]:
+        """Who of the waiting requests without objectives is not admitted now.
+
+        Args:
+            best_effort: those, in the order they are to be admitted in.
+            waiting: all that wait.
+            running: everybody admitted.
+            context: the rest.
+        """
         ...
 
 

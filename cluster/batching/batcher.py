@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from cluster.batching.background import taking_part
 from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack, TakesPlaces
 from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
@@ -14,7 +15,7 @@ from cluster.chunk_size import chunk_tokens
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
-from cluster.headroom import Headroom
+from cluster.headroom import BACKGROUND_LATE_SHARE, Headroom
 from cluster.requests import Request
 from cluster.running_mean import RunningMean
 
@@ -27,8 +28,9 @@ class Batcher:
     cost: CostModel
     pool: DrafterPool
     fair: FairQueue = field(default_factory=FairQueue)
-    # How far predictions must lie below objectives, learned at the door.
+    # How far predictions must lie below objectives, learned at the door; also for the background's sake.
     headroom: Headroom = field(default_factory=Headroom)
+    background_headroom: Headroom = field(default_factory=lambda: Headroom(BACKGROUND_LATE_SHARE))
     rule: BatchingRule = field(init=False)
     _holds_back: HoldsBack | None = field(init=False)
     pace: Pace = field(init=False)
@@ -61,6 +63,12 @@ class Batcher:
         rule = self.rule
         return isinstance(rule, TakesPlaces) and rule.may_take_place(waiting, running, context)
 
+    def taking_part(
+        self, running: Collection[Request], beginning: Collection[Request] = ()
+    ) -> Collection[Request]:
+        """Whom the next steps are for: with a rule that has a background, nobody who sits out in it."""
+        return running if self._holds_back is None else taking_part(running, beginning)
+
     def in_order(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> list[Request]:
@@ -76,10 +84,8 @@ class Batcher:
         best_effort = [request for request in waiting if not has_objective(request)]
         if not best_effort or self._holds_back is None:
             return frozenset()
-        most = self._holds_back.most_best_effort(waiting, running, context)
-        if most is None or len(best_effort) <= most:
-            return frozenset()
-        return frozenset(self.fair.in_order(self.rule, best_effort, context)[most:])
+        ordered = self.fair.in_order(self.rule, best_effort, context)
+        return frozenset(self._holds_back.held_back(ordered, waiting, running, context))
 
     def context(self, now: float, free_slots: int, step_s: float) -> BatchContext:
         """What the rule may read now."""
@@ -104,4 +110,5 @@ class Batcher:
             num_committed=self.pace.num_committed.value,
             num_prefilled=self.pace.num_prefilled,
             headroom=self.headroom.value(now),
+            background_headroom=self.background_headroom.value(now),
         )

@@ -10,10 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cluster.admission import Room
+from cluster.batching.background import is_background, most_urgent
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
 from cluster.batching.common import (
     IN_CALL,
+    arrival_order,
     awaits_drafts,
     batch_limit,
     chunked,
@@ -51,6 +53,8 @@ PREEMPT_STEPS = 4
 # Requests without objectives have this share of all places whatever it costs the others, or they would
 # starve.
 BEST_EFFORT_SHARE = 1 / 8
+# Of the background so many go on.
+LEAST_BACKGROUND = 1
 
 DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
@@ -64,9 +68,10 @@ class Flotilla:
         """By deadline while there is room. Who has objectives is not kept waiting for those who run.
 
         A queue would make objectives that count from the first token look well kept. A request about to miss
-        its first token is made room for at the cost of best-effort ones, each once.
+        its first token is made room for at the cost of best-effort ones, each once, and whoever has
+        objectives at the cost of the background.
         """
-        if not waiting or (len(running) >= context.max_running and not _has_deadline(waiting)):
+        if not waiting or (len(running) >= context.max_running and not _may_be_made_room(waiting, running)):
             return Admission()
         if not any(map(has_objective, (*running, *waiting))) and _same_priority(waiting):
             return fill(waiting, running, context)
@@ -88,25 +93,45 @@ class Flotilla:
     def may_take_place(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> bool:
-        """Whether somebody who has a deadline waits for best-effort requests (`TakesPlaces`)."""
-        if not _has_deadline(waiting):
-            return False
-        return any(not has_objective(request) and request.num_preemptions == 0 for request in running)
+        """Whether somebody waits for best-effort requests who may be made room for (`TakesPlaces`)."""
+        if _has_deadline(waiting) and any(not has_objective(r) and r.num_preemptions == 0 for r in running):
+            return True
+        return _has_background_behind(waiting, running)
 
-    def most_best_effort(
-        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
-    ) -> int | None:
-        """As many as the time per token of those with objectives allows, and a few at least (`HoldsBack`)."""
+    def held_back(
+        self,
+        best_effort: Sequence[Request],
+        waiting: Sequence[Request],
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> Sequence[Request]:
+        """All but as many as the time per token of those with objectives allows, and a few (`HoldsBack`).
+
+        The background is held to more headroom, and but one of it runs whatever it costs the others.
+        """
         paced = [r for r in (*running, *waiting) if _can_be_paced(r, context)]
         if not paced:
-            return None
-        limit = batch_limit(paced, context, 1.0 - context.headroom)
-        if limit >= context.max_running:
-            return None
-        num_running = sum(not has_objective(request) for request in running)
-        least = max(1, int(BEST_EFFORT_SHARE * context.max_running)) - num_running
-        num_coming = sum(map(has_objective, waiting))
-        return max(0, least, limit - len(running) - num_coming)
+            return []
+        urgent = most_urgent(paced)
+        here = [r for r in running if not has_objective(r)]
+        num_background = sum(is_background(r, urgent) for r in here)
+        num_taken = len(running) + sum(map(has_objective, waiting))
+        held: list[Request] = []
+        for is_behind, headroom, least in (
+            (False, context.headroom, max(1, int(BEST_EFFORT_SHARE * context.max_running))),
+            (True, context.background_headroom, LEAST_BACKGROUND),
+        ):
+            of_kind = [r for r in best_effort if is_background(r, urgent) is is_behind]
+            if not of_kind:
+                continue
+            limit = batch_limit(paced, context, 1.0 - headroom)
+            if limit < context.max_running:
+                num_here = num_background if is_behind else len(here) - num_background
+                most = max(0, least - num_here, limit - num_taken)
+                held += of_kind[most:]
+                of_kind = of_kind[:most]
+            num_taken += len(of_kind)
+        return held
 
     def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
         """Deadline and length, within a priority level (`OrdersQueue`)."""
@@ -115,8 +140,23 @@ class Flotilla:
     def decode(
         self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
     ) -> list[Request]:
-        """Everybody: a root is the cheapest token there is, and who sits out has to be served later."""
-        return list(ready)
+        """Everybody but the background that would not be admitted now.
+
+        A root is the cheapest token there is, and who sits out has to be served later.
+        """
+        paced = [r for r in members if _can_be_paced(r, context)]
+        urgent = most_urgent(paced)
+        background = sorted((r for r in ready if is_background(r, urgent)), key=arrival_order)
+        if not background:
+            return list(ready)
+        limit = batch_limit(paced, context, 1.0 - context.background_headroom)
+        if limit >= context.max_running:
+            return list(ready)
+        decoding = [r for r in members if r.state in DECODING]
+        num_others = len(decoding) - len(background)
+        num_here = sum(is_background(r, urgent) for r in decoding) - len(background)
+        out = frozenset(background[max(0, LEAST_BACKGROUND - num_here, limit - num_others) :])
+        return [request for request in ready if request not in out]
 
     def verify(
         self, drafted: Sequence[Request], prefilling: Sequence[Request], running: Collection[Request]
@@ -136,30 +176,37 @@ class Flotilla:
 
         Elsewhere a prompt waits for nobody: it would be read a call later, for as long, and by then those who
         decode are mostly the same. Once one has waited for its patience, `PROMPT_PATIENCE_S` at most, no
-        prompt does.
+        prompt does; the background has the patience to be read a little at a time.
         """
         if not prefilling or awaits_drafts(verifying, running, context):
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
+        background = _background_of(ordered, running, context)
+        others = [request for request in ordered if request not in background] if background else ordered
         limit_s = call_limit_s(verifying, num_rows, running, context)
-        if limit_s == INFINITE or _is_impatient(prefilling, running, context):
-            return chunked(ordered, context.chunk_tokens)
-        time = CallTime.of(verifying, num_rows, context)
-        empty = replace(time)
-        chunks: list[Chunk] = []
         budget = context.chunk_tokens
-        for request in ordered:
-            if budget == 0:
-                break
-            most = tokens = min(budget, tokens_left(request))
-            # In a gap between drafts, what fits into it costs nobody anything.
-            if not verifying or _pieces_save(empty, request, most):
-                tokens = time.most_tokens(request, most, limit_s / MARGIN)
-            if tokens == 0 or tokens < min(LEAST_CHUNK, most):
-                continue
-            time.add(request, tokens, is_chunk=True)
-            chunks.append((request, tokens))
-            budget -= tokens
+        if limit_s == INFINITE or _is_impatient(others, running, context):
+            chunks = chunked(others, budget)
+        else:
+            chunks = []
+            time = CallTime.of(verifying, num_rows, context)
+            empty = replace(time)
+            for request in (*others, *background):
+                left = budget - sum([tokens for _, tokens in chunks])
+                if left == 0:
+                    break
+                most = tokens = min(left, tokens_left(request))
+                # In a gap between drafts, what fits into it costs nobody anything.
+                if not verifying or request in background or _pieces_save(empty, request, most):
+                    tokens = time.most_tokens(request, most, limit_s / MARGIN)
+                if tokens == 0 or tokens < min(LEAST_CHUNK, most):
+                    continue
+                time.add(request, tokens, is_chunk=True)
+                chunks.append((request, tokens))
+        if background and not any(request in background for request, _ in chunks):
+            # Or it would hold its place for nothing.
+            left = budget - sum([tokens for _, tokens in chunks])
+            chunks += chunked(background[:1], min(left, LEAST_CHUNK))
         return chunks
 
 
@@ -248,19 +295,29 @@ def _deadline_s(request: Request, now: float) -> float:
 def _give_way(
     request: Request, running: Collection[Request], room: Room, context: BatchContext
 ) -> list[Request]:
-    """Best-effort requests to preempt for one that would otherwise miss its deadline, the latest first."""
-    prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
-    if not 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s:
+    """Who is preempted for one that has no room: the least urgent first, and of these the latest.
+
+    The background for anybody with objectives, other best-effort requests for one that would otherwise miss
+    its deadline.
+    """
+    if not has_objective(request):
         return []
-    best_effort = [
+    prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
+    is_due = 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s
+    urgent = request.submit.priority
+    background = sorted((r for r in running if is_background(r, urgent)), key=arrival_order)
+    going_on = frozenset(background[:LEAST_BACKGROUND])
+    victims = [
         other
         for other in running
         if not has_objective(other)
-        and other.num_preemptions == 0
-        and other.submit.priority >= request.submit.priority
+        and other.submit.priority >= urgent
         and other.state not in IN_CALL
+        and (
+            (is_background(other, urgent) and other not in going_on) or (is_due and not other.num_preemptions)
+        )
     ]
-    return make_room(request, sorted(best_effort, key=lambda r: -r.order), room)
+    return make_room(request, sorted(victims, key=arrival_order, reverse=True), room)
 
 
 def _can_be_paced(request: Request, context: BatchContext) -> bool:
@@ -271,6 +328,26 @@ def _can_be_paced(request: Request, context: BatchContext) -> bool:
 
 def _has_tpot(requests: Collection[Request]) -> bool:
     return any(request.pace.tpot_ms is not None for request in requests)
+
+
+def _background_of(
+    requests: Sequence[Request], running: Collection[Request], context: BatchContext
+) -> list[Request]:
+    """Those of them that are in the background of somebody who decodes."""
+    if not any(is_background(request, -INFINITE) for request in requests):
+        return []
+    urgent = most_urgent(r for r in running if r.state in DECODING and _can_be_paced(r, context))
+    return [request for request in requests if is_background(request, urgent)]
+
+
+def _may_be_made_room(waiting: Sequence[Request], running: Collection[Request]) -> bool:
+    return _has_deadline(waiting) or _has_background_behind(waiting, running)
+
+
+def _has_background_behind(waiting: Sequence[Request], running: Collection[Request]) -> bool:
+    """Whether some of the background could give way to one who waits."""
+    urgent = most_urgent(filter(has_objective, waiting))
+    return sum(is_background(request, urgent) for request in running) > LEAST_BACKGROUND
 
 
 def _has_deadline(waiting: Collection[Request]) -> bool:

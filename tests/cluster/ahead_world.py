@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.events import Action, Cancelled, Verify, VerifyDone
 from cluster.invariants import check_at_rest
-from cluster.stream_messages import Speculation, Submit
+from cluster.stream_messages import Objective, Speculation, Submit
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
@@ -71,6 +71,7 @@ def interrupt(
     data: st.DataObject,
     *,
     share_off: float,
+    share_background: float = 0.0,
     others: Mapping[str, Callable[[], None]] | None = None,
 ) -> None:
     """Requests come, answers arrive, and what may happen in between does: each gets its text nevertheless.
@@ -79,6 +80,7 @@ def interrupt(
         world: where.
         data: draws what happens.
         share_off: of the requests that must not be drafted for.
+        share_background: of the requests in the background of others, which then have objectives.
         others: what may happen besides, by name.
     """
     others = others or {}
@@ -90,7 +92,12 @@ def interrupt(
         live = sorted(world.core.requests)
         if kind == "send":
             wish = Speculation(mode="off") if world.rng.random() < share_off else Speculation()
-            world.send(submit(number, world.rng, speculation=wish))
+            terms: dict[str, object] = {}
+            if share_background and world.rng.random() < share_background:
+                terms = {"priority": 5}
+            elif share_background:
+                terms = {"objective": Objective(tpot_ms=world.rng.choice([9.0, 12.0, 30.0]))}
+            world.send(submit(number, world.rng, speculation=wish, **terms))
             number += 1
         elif kind == "cancel" and live:
             victim = world.rng.choice(live)

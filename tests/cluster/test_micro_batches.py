@@ -70,7 +70,9 @@ def test_who_is_gone_makes_nobody_slow(how: str) -> None:
     if how == "gone when a policy takes over":
         other = SchedulerCore(world.config, make_policy(world.config.policy), CostModel(DEFAULT_PROFILE))
         first, world.core = world.core, other
+        first.is_draining = True
         take_over(other, first, world.now)
+        assert other.is_draining, "who drains takes nobody with another policy either"
         world.lose("poor")
         take_over(first, other, world.now)
     else:

@@ -15,7 +15,7 @@ from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.decisions import StepRecord, decode_entry, read_entries
-from cluster.events import DrafterDraining
+from cluster.events import DrafterDraining, VerifyDone
 from cluster.invariants import check_at_rest
 from cluster.policies.registry import make_policy
 from cluster.recorded_core import RecordedCore, make_core
@@ -244,6 +244,29 @@ def test_a_draining_drafter_is_left() -> None:
     world.check_ends()
     assert not any(map(is_planned, world.calls[before + 1 :]))
     assert world.core.pool.drafters["good"].is_drained
+
+
+@pytest.mark.parametrize("is_other_there", [False, True])
+def test_drafts_are_credited_to_whom_they_were_planned_with_though_it_is_gone(is_other_there: bool) -> None:
+    """The target grows their trees all the same."""
+    world = ProposingWorld(1, "fixed", accuracy=1.0)
+    world.begin("a", "b", sampling=ends(40))
+    while not (world.num_at_target == 2 and is_planned(world.calls[-1])):
+        assert world.answer_one()
+    planned = world.calls[-1].call_id
+    if is_other_there:
+        world.start_drafter("poor")
+    world.lose("good")
+    before = dict(world.core.totals.accepted_by_drafter)
+    while any(isinstance(one, VerifyDone) and one.result.call_id <= planned for one in world.answers):
+        place = next(place for place, one in enumerate(world.answers) if isinstance(one, VerifyDone))
+        world.handle(world.answers.pop(place))
+    accepted = world.core.totals.accepted_by_drafter
+    assert set(accepted) == {"good"}
+    assert accepted["good"] > before["good"]
+    assert "poor" not in world.core.planner.cost.corrections
+    world.drain()
+    world.check_ends()
 
 
 def test_a_trace_shows_what_was_grown() -> None:

@@ -1,0 +1,50 @@
+"""Who has only the time that others leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from cluster.batching.common import has_objective
+from cluster.requests import PREFILL, Request, State
+
+_DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
+_NOT_IN_STEPS = (State.READY, *PREFILL)
+
+#: Of who says nothing of its urgency.
+USUAL_PRIORITY = 0
+
+
+def is_background(request: Request, urgent: float) -> bool:
+    """Whether the request is to have only the time that those with objectives leave.
+
+    It has no objectives, and says by its `priority` that others come first: above the usual 0, and
+    above theirs.
+
+    Args:
+        request: whose it is asked of.
+        urgent: priority of the most urgent of those.
+    """
+    return request.submit.priority > max(USUAL_PRIORITY, urgent) and not has_objective(request)
+
+
+def most_urgent(requests: Iterable[Request]) -> float:
+    """The lowest priority; of nobody infinite, before whom nobody gives way."""
+    return min((request.submit.priority for request in requests), default=float("inf"))
+
+
+def taking_part(running: Collection[Request], beginning: Collection[Request] = ()) -> Collection[Request]:
+    """Those who run and do not only hold a place in the background of others.
+
+    Args:
+        running: everybody admitted.
+        beginning: of those who are ready, who begins a step now.
+    """
+    urgent = most_urgent(r for r in running if r.state in _DECODING and r.pace.tpot_ms is not None)
+    if urgent == float("inf"):
+        return running
+    begins = frozenset(beginning)
+    return [
+        request
+        for request in running
+        if request.state not in _NOT_IN_STEPS or request in begins or not is_background(request, urgent)
+    ]
