@@ -21,9 +21,10 @@ from deployments.api_keys import KEY_VARIABLE, client_headers
 from deployments.batch_file import BatchRequest, answer_line, error_line
 from deployments.server_url import server_root
 
-#: The server, or what stands before it, is full or not there: the same request may be answered later.
-_FULL = (429, 503)
-_AWAY = (502, 504)
+#: The server is full, or so busy that the request took longer than it may: fewer at a time are answered.
+_FULL = (429, 503, 504)
+#: What stands before the server does not find it.
+_AWAY = (502,)
 #: That the key is wrong.
 _FORBIDDEN = (401, 403)
 #: A later appointment leaves the request's place to others, or a long one would keep them all waiting.
