@@ -23,7 +23,7 @@ from engine.end_tokens import end_tokens
 from engine.exact_schema import Number, why_not_exact
 from engine.grammar_source import source_of, unforced
 from engine.mask_bits import TokenMask, only_token, tokens_in
-from engine.schema_cost import why_too_dear
+from engine.schema_cost import MOST_OPTIONAL, why_too_dear
 from engine.schema_parts import schemas_of
 
 #: Compiled grammars kept by one process.
@@ -33,6 +33,8 @@ _COMPILER_STACK = 256 << 20
 
 #: Nothing can follow.
 NO_TOKEN = "no token of the vocabulary can continue the answer"
+# What may come next in llguidance's parser: four for each property that may be left out, of two objects.
+MOST_ITEMS = 8 * MOST_OPTIONAL
 # How llguidance says that a lexer is full: of states, or of expressions.
 _USED_UP = "lexer error: too many"
 
@@ -48,7 +50,11 @@ class UsedUp(GrammarError):
 def _limits(max_states: int | None) -> LLParserLimits:
     # Above llguidance's defaults per step: what was let in should not end half-way in an answer.
     return LLParserLimits(
-        step_lexer_fuel=2_000_000, step_max_items=500_000, max_lexer_states=max_states, verbose_errors=False
+        step_lexer_fuel=2_000_000,
+        step_max_items=500_000,
+        max_items_in_row=MOST_ITEMS,
+        max_lexer_states=max_states,
+        verbose_errors=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a JSON schema asks for that llguidance would compile for seconds or for ever."""
+"""What a JSON schema asks for that llguidance would compile, or follow, for seconds or for ever."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from engine.schema_parts import schema_parts
 #: Largest number whose multiples are taken. The expression of multiples of n has n states, all of which are
 #: visited before the first token: those of 999,983 take 10 s, and two factors of that size have no end.
 LARGEST_MULTIPLE = 100_000
+#: Properties of an object that may be left out. Each may come next: of a thousand, a token takes 25 ms.
+MOST_OPTIONAL = 1000
 # Above, states of a number of one or two digits and zeros are few, as those of ten million.
 _ROUND = 100
 _HUGE = 1 << 64
@@ -19,8 +21,14 @@ _TOGETHER = ("allOf", "anyOf", "oneOf")
 
 
 def why_too_dear(schema: Any) -> str | None:
-    """Why a schema would take too long to compile; None if it does not."""
+    """Why a schema would take too long; None if it does not."""
     parts = list(schema_parts(schema))
+    num_optional = max(map(_num_optional, parts), default=0)
+    if num_optional > MOST_OPTIONAL:
+        return (
+            f"of an object's properties {num_optional} may be left out, and at most {MOST_OPTIONAL} are "
+            "taken; make some of them `required`"
+        )
     if _is_cheap(_common_multiple(parts)):  # whichever of them meet
         return None
     roots = [part for number, part in enumerate(parts) if not number or "$id" in part]
@@ -32,6 +40,14 @@ def why_too_dear(schema: Any) -> str | None:
                 f"compile; at most {LARGEST_MULTIPLE} is taken"
             )
     return None
+
+
+def _num_optional(part: dict[str, Any]) -> int:
+    properties, required = part.get("properties"), part.get("required")
+    if not isinstance(properties, dict):
+        return 0
+    names = required if isinstance(required, list) else ()
+    return len(properties.keys() - {name for name in names if isinstance(name, str)})
 
 
 def _is_cheap(multiple: int) -> bool:

@@ -10,7 +10,9 @@ import pytest
 
 from engine.constraint import Constraint
 from engine.grammar import GrammarError, Grammars, make_tokenizer
-from engine.schema_cost import why_too_dear
+from engine.mask_bits import holds
+from engine.matcher import Matcher
+from engine.schema_cost import MOST_OPTIONAL, why_too_dear
 from engine.thoughtful_grammar import matcher_of
 from tests.fakes.tiny_tokenizer import tokenizer
 
@@ -67,6 +69,35 @@ def test_what_is_taken_is_compiled_in_time(grammars: Grammars) -> None:
     for number in (99_991, 10_000_000, 0.125):
         schema = {"type": "number", "multipleOf": number}
         grammars.prepare(Constraint(kind="json_schema", text=json.dumps(schema))).result(timeout=20)
+
+
+def wide(num_optional: int, num_required: int = 0) -> dict[str, Any]:
+    names = [f"p{number}" for number in range(num_optional + num_required)]
+    properties = {name: {"type": "integer"} for name in names}
+    required = names[num_optional:]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def test_answers_of_wide_objects_are_followed_to_their_end(grammars: Grammars) -> None:
+    """With 500 properties that may be left out, llguidance would give up after the opening brace."""
+    for schema, last in ((wide(MOST_OPTIONAL), MOST_OPTIONAL - 1), (wide(0, 1000), None)):
+        constraint = Constraint(kind="json_schema", text=json.dumps(schema))
+        grammars.prepare(constraint).result()
+        matcher = Matcher(grammars, constraint)
+        names = range(1000) if last is None else (0, 1, last)
+        text = json.dumps({f"p{number}": 7 for number in names})
+        for token in [*tokenizer().encode(text, add_special_tokens=False), END]:
+            assert holds(matcher.allowed(), token)
+            matcher.advance([token])
+
+
+def test_wider_ones_are_refused() -> None:
+    assert why_too_dear(wide(MOST_OPTIONAL, 500)) is None
+    for schema in (
+        wide(MOST_OPTIONAL + 1),
+        {"anyOf": [{"type": "null"}, {"items": wide(MOST_OPTIONAL + 1)}]},
+    ):
+        assert "1001 may be left out" in str(why_too_dear(schema))
 
 
 def test_schemas_in_grammars_are_looked_at_too(grammars: Grammars) -> None:
