@@ -77,6 +77,12 @@ KNOWN = (
         _STATUS,
     ),
     Known(
+        "`top_p` 0 takes the most probable token, as OpenAI's does; vLLM refuses it",
+        ("completion: top_p 0",),
+        ("",),
+        _STATUS,
+    ),
+    Known(
         "an empty prompt and an empty list of tools are served, as OpenAI does",
         ("completion: empty prompt", "chat: no tools"),
         ("",),
