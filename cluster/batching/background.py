@@ -27,6 +27,11 @@ def is_background(request: Request, urgent: float) -> bool:
     return request.submit.priority > max(USUAL_PRIORITY, urgent) and not has_objective(request)
 
 
+def may_hold_background(requests: Iterable[Request]) -> bool:
+    """Whether one of them may be in the background of somebody; asked in each step, and mostly not so."""
+    return any(request.submit.priority > USUAL_PRIORITY for request in requests)
+
+
 def most_urgent(requests: Iterable[Request]) -> float:
     """The lowest priority; of nobody infinite, before whom nobody gives way."""
     return min((request.submit.priority for request in requests), default=float("inf"))
@@ -39,6 +44,8 @@ def taking_part(running: Collection[Request], beginning: Collection[Request] = (
         running: everybody admitted.
         beginning: of those who are ready, who begins a step now.
     """
+    if not may_hold_background(running):
+        return running
     urgent = most_urgent(r for r in running if r.state in _DECODING and r.pace.tpot_ms is not None)
     if urgent == float("inf"):
         return running

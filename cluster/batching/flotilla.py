@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cluster.admission import Room
-from cluster.batching.background import is_background, most_urgent
+from cluster.batching.background import is_background, may_hold_background, most_urgent
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
 from cluster.batching.common import (
@@ -144,6 +144,8 @@ class Flotilla:
 
         A root is the cheapest token there is, and who sits out has to be served later.
         """
+        if not may_hold_background(ready):
+            return list(ready)
         paced = [r for r in members if _can_be_paced(r, context)]
         urgent = most_urgent(paced)
         background = sorted((r for r in ready if is_background(r, urgent)), key=arrival_order)
@@ -182,7 +184,8 @@ class Flotilla:
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
         background = _background_of(ordered, running, context)
-        others = [request for request in ordered if request not in background] if background else ordered
+        behind = frozenset(background)
+        others = [request for request in ordered if request not in behind] if behind else ordered
         limit_s = call_limit_s(verifying, num_rows, running, context)
         budget = context.chunk_tokens
         if limit_s == INFINITE or _is_impatient(others, running, context):
@@ -197,13 +200,13 @@ class Flotilla:
                     break
                 most = tokens = min(left, tokens_left(request))
                 # In a gap between drafts, what fits into it costs nobody anything.
-                if not verifying or request in background or _pieces_save(empty, request, most):
+                if not verifying or request in behind or _pieces_save(empty, request, most):
                     tokens = time.most_tokens(request, most, limit_s / MARGIN)
                 if tokens == 0 or tokens < min(LEAST_CHUNK, most):
                     continue
                 time.add(request, tokens, is_chunk=True)
                 chunks.append((request, tokens))
-        if background and not any(request in background for request, _ in chunks):
+        if background and not any(request in behind for request, _ in chunks):
             # Or it would hold its place for nothing.
             left = budget - sum([tokens for _, tokens in chunks])
             chunks += chunked(background[:1], min(left, LEAST_CHUNK))
@@ -334,7 +337,7 @@ def _background_of(
     requests: Sequence[Request], running: Collection[Request], context: BatchContext
 ) -> list[Request]:
     """Those of them that are in the background of somebody who decodes."""
-    if not any(is_background(request, -INFINITE) for request in requests):
+    if not may_hold_background(requests):
         return []
     urgent = most_urgent(r for r in running if r.state in DECODING and _can_be_paced(r, context))
     return [request for request in requests if is_background(request, urgent)]
