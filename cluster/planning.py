@@ -269,7 +269,7 @@ class StepPlanner:
         if self._never_drafts:
             return []
         self.num_running = len(self.proposing.taking_part(running, ()))
-        read = [request for request in requests if self.may_read(request)]
+        read = requests if self.proposing.pays(self.num_running) else [*filter(self.may_read, requests)]
         calls = self.pool.switching.prepare(read, now, idle_s) if self.pool.config.fast_switching else []
         if self.num_running <= EXPLORE_REQUESTS:
             for request in read:
