@@ -267,9 +267,8 @@ class ConstraintCheck:
         return await self._compiled(constraint, field, use, vocab_size)
 
     async def _with_calls(self, answer: Constraint, field: str, use: ToolUse, vocab_size: int) -> Constraint:
-        await self._compiled(
-            answer, field, use, vocab_size
-        )  # what is wrong with it is told without the calls
+        # What is wrong with it is told without the calls.
+        await self._compiled(answer, field, use, vocab_size)
         try:
             *exact, loose = use.calls_or(answer, self._codec.single_token)
         except RecursionError:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from cluster.batching.common import has_objective
+from cluster.batching.common import DECODING, has_objective
 from cluster.requests import PREFILL, Request, State
 
-_DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 _NOT_IN_STEPS = (State.READY, *PREFILL)
 
 #: Of who says nothing of its urgency.
@@ -46,7 +45,7 @@ def taking_part(running: Collection[Request], beginning: Collection[Request] = (
     """
     if not may_hold_background(running):
         return running
-    urgent = most_urgent(r for r in running if r.state in _DECODING and r.pace.tpot_ms is not None)
+    urgent = most_urgent(r for r in running if r.state in DECODING and r.pace.tpot_ms is not None)
     if urgent == float("inf"):
         return running
     begins = frozenset(beginning)

@@ -10,6 +10,8 @@ from cluster.requests import Request, State
 
 # In these states the target is working on the request, so its KV is not taken away.
 IN_CALL = (State.VERIFYING, State.PREFILL_SENT)
+# In these its prompt has been read.
+DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
 def arrival_order(request: Request) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from cluster.batching.background import is_background, may_hold_background, most
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
 from cluster.batching.common import (
+    DECODING,
     IN_CALL,
     arrival_order,
     awaits_drafts,
@@ -55,8 +56,6 @@ PREEMPT_STEPS = 4
 BEST_EFFORT_SHARE = 1 / 8
 # Of the background so many go on.
 LEAST_BACKGROUND = 1
-
-DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
 class Flotilla:
