@@ -84,6 +84,8 @@ class Batcher:
         best_effort = [request for request in waiting if not has_objective(request)]
         if not best_effort or self._holds_back is None:
             return frozenset()
+        if len(best_effort) == len(waiting) and not any(map(has_objective, running)):
+            return frozenset()  # there is nobody for whose sake, and a long queue need not be put in order
         ordered = self.fair.in_order(self.rule, best_effort, context)
         return frozenset(self._holds_back.held_back(ordered, waiting, running, context))
 
