@@ -39,4 +39,4 @@ def check_adapter(server: Server) -> None:
         assert answer.model == model
         texts[model] = answer.choices[0].message.content
     assert texts[server.model] != texts["terse"]
-    assert value(server.url, "flotilla_adapter_requests_total", adapter="terse") >= 7
+    assert value(server, "flotilla_adapter_requests_total", adapter="terse") >= 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +57,17 @@ class Server:
         return dict(response.json())
 
 
-def small_demo(drafters: Collection[str] | None = None, **changes: object) -> FlotillaConfig:
-    """The demo family on any free port; `drafters` are those to keep, `eagle` is added."""
+def small_demo(drafters: Collection[str | Mapping[str, object]], **changes: object) -> FlotillaConfig:
+    """The demo family on any free port; `changes` are of `section__field`.
+
+    `drafters` are names of the demo's to keep, to which `eagle` is added, or drafters as they are written.
+    """
     raw = demo_config().model_dump()
     raw["http"]["port"] = 0
-    if drafters is not None:
-        raw["drafters"] = [one for one in raw["drafters"] if one["name"] in drafters]
-        if "eagle" in drafters:
-            raw["drafters"].append({"kind": "eagle", "path": f"zoo:{EAGLE}"})
+    known = {one["name"]: one for one in raw["drafters"]} | {
+        "eagle": {"kind": "eagle", "path": f"zoo:{EAGLE}"}
+    }
+    raw["drafters"] = [known[one] if isinstance(one, str) else one for one in drafters]
     for path, value in changes.items():
         section, _, field = path.partition("__")
         raw[section][field] = value
@@ -81,7 +84,7 @@ def pass_self_tests(config: FlotillaConfig) -> None:
     """Have it on record that its models passed (docs/decisions/0058), for who tests nothing of how they load.
 
     Else each worker compares, for which it imports Transformers: most of its start, and done here already.
-    Those of test_server.py and test_two_ranks.py do.
+    Those of test_server.py do, and ranks.
     """
     from cluster.pool_drafter import build_pool_drafter
     from cluster.target import build_target

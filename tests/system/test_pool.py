@@ -1,7 +1,12 @@
-"""The drafter pool as people and failures change it, on real cells: no request notices but by its speed."""
+"""The drafter pool as people and failures change it, on real cells: no request notices but by its speed.
+
+The target has two tensor-parallel ranks, verifies chains in two micro-batches, and is behind keys and TLS:
+neither ranks nor keys take a server of their own so.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -14,12 +19,13 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.lossless import LosslessOptions, run
 from cluster.config import FlotillaConfig
-from cluster.core_affinity import is_crowded, usable_cores
 from cluster.placement import rank_name
 from deployments.demo import demo_config
 from tests.own_processes import own_processes
-from tests.system.conftest import Server, pass_self_tests, start, with_profile
+from tests.system.conftest import Server, pass_self_tests, small_demo, start, with_profile
+from tests.system.keys_and_tls import Secured, check_keys_and_tls, secured_in
 from tests.system.scraping import value
 
 pytestmark = pytest.mark.system
@@ -31,25 +37,40 @@ TARGET = rank_name(0)
 WITH_TORCH = 250 << 20
 
 
-def pool_config() -> FlotillaConfig:
+def pool_config(**changes: object) -> FlotillaConfig:
     """The demo's first model drafter, and two instances of prompt lookup; drafting in every step."""
-    raw = demo_config().model_dump()
     lookup = {"kind": "prompt_lookup", "name": "lookup", "replicas": 2}
-    raw["drafters"] = [raw["drafters"][0] | {"name": "small"}, lookup]
-    raw["http"] |= {"port": 0, "admin": True}
-    # Whom a request may choose drafts for it, whether or not that pays.
-    raw["policy"]["name"], raw["selector"]["name"] = "adaserve", "fixed"
-    raw["scheduler"]["draft_timeout_ms"] = 500
-    raw["pool"]["hang_timeouts"] = 3
-    raw["health"] = {"heartbeat_s": 0.2, "silent_s": 2.0}
-    return FlotillaConfig.model_validate(raw)
+    return small_demo(
+        target__tensor_parallel=2,
+        drafters=[demo_config().drafters[0].model_dump() | {"name": "small"}, lookup],
+        http__admin=True,
+        # Whom a request may choose drafts for it, whether or not that pays.
+        policy__name="adaserve",
+        policy__max_width=1,
+        selector__name="fixed",
+        scheduler__micro_batches=2,
+        scheduler__draft_timeout_ms=500,
+        pool__hang_timeouts=3,
+        health__heartbeat_s=0.2,
+        health__silent_s=2.0,
+        **changes,
+    )
 
 
 @pytest.fixture(scope="module")
-def server(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    config = pool_config()
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Secured:
+    return secured_in(tmp_path_factory.mktemp("secured"))
+
+
+@pytest.fixture(scope="module")
+def server(shared_ray: None, secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = pool_config(**secured.changes)
     pass_self_tests(config.model_copy(update={"drafters": (*config.drafters, demo_config().drafters[1])}))
-    yield from start(with_profile(config, tmp_path_factory.mktemp("pool") / "costs.json"))
+    key = secured.keys["environment"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOTILLA_API_KEY", key)
+        patch.setenv("SSL_CERT_FILE", str(secured.authority_file))
+        yield from start(with_profile(config, tmp_path_factory.mktemp("pool") / "costs.json"), key)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +86,7 @@ def complete(server: Server, prompt: str, drafter: str | None = None) -> str:
 
 
 def drafters(server: Server) -> dict[str, dict[str, Any]]:
-    answer = httpx.get(f"{server.url}/admin/drafters", timeout=30)
+    answer = httpx.get(f"{server.url}/admin/drafters", headers=server.headers, timeout=30)
     assert answer.status_code == 200, answer.text
     return {one["name"]: one for one in answer.json()["data"]}
 
@@ -78,7 +99,7 @@ def eventually(condition: Callable[[], bool], within_s: float = 40.0) -> None:
 
 
 def verified_by_small(server: Server) -> float:
-    return value(server.url, "flotilla_drafter_tokens_total", drafter="small", outcome="verified")
+    return value(server, "flotilla_drafter_tokens_total", drafter="small", outcome="verified")
 
 
 @contextmanager
@@ -132,7 +153,7 @@ def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts:
 
 
 def workers(server: Server) -> dict[str, dict[str, Any]]:
-    answer = httpx.get(f"{server.url}/debug/workers", timeout=30)
+    answer = httpx.get(f"{server.url}/debug/workers", headers=server.headers, timeout=30)
     assert answer.status_code == 200, answer.text
     return {one["process"]: one for one in answer.json()["data"]}
 
@@ -141,12 +162,12 @@ def test_an_idle_drafter_that_is_stopped_is_found_by_its_silence(server: Server)
     before = workers(server)["lookup/0"]
     assert before["state"] == "ready"
     assert before["call_s"] is None, "it owes no answer, by which it could be found"
-    stalls = value(server.url, "flotilla_worker_stalls_total", kind="drafter", reason="silent")
+    stalls = value(server, "flotilla_worker_stalls_total", kind="drafter", reason="silent")
     os.kill(before["pid"], signal.SIGSTOP)
     eventually(lambda: workers(server)["lookup/0"]["stalls"] > before["stalls"])
     eventually(lambda: workers(server)["lookup/0"]["state"] == "ready")
     assert not is_running(before["pid"])
-    assert value(server.url, "flotilla_worker_stalls_total", kind="drafter", reason="silent") == stalls + 1
+    assert value(server, "flotilla_worker_stalls_total", kind="drafter", reason="silent") == stalls + 1
 
 
 def is_running(pid: int) -> bool:
@@ -184,7 +205,7 @@ def test_a_killed_drafter_costs_no_request_and_a_process_in_reserve_becomes_it(
     assert after["pid"] == reserve
     assert 0.0 < after["recovery_s"] < 30.0
     print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
-    assert value(server.url, "flotilla_worker_restarts_total", worker="small") == after["restarts"]
+    assert value(server, "flotilla_worker_restarts_total", worker="small") == after["restarts"]
 
 
 def test_a_stopped_target_is_replaced_and_every_request_ends_with_its_text(
@@ -214,7 +235,7 @@ def test_drafters_are_added_scaled_drained_and_removed_while_serving(
 ) -> None:
     lookup = {"kind": "prompt_lookup", "name": "long-lookup", "min_ngram": 3, "max_ngram": 6}
     admin = f"{server.url}/admin/drafters"
-    with load(server, texts), httpx.Client(timeout=60) as client:
+    with load(server, texts), httpx.Client(headers=server.headers, timeout=60) as client:
         added = client.post(admin, json=lookup)
         assert added.status_code == 201, added.text
         assert [one["state"] for one in added.json()["data"]] == ["ready"]
@@ -236,7 +257,7 @@ def test_drafters_are_added_scaled_drained_and_removed_while_serving(
         assert client.patch(f"{admin}/lookup", json={"replicas": 1}).status_code == 200
         eventually(lambda: len(drafters(server)) == 2)
     # And once more when nobody asks for anything: then the costs of a new drafter can be measured.
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(headers=server.headers, timeout=60) as client:
         other = lookup | {"name": "short-lookup", "min_ngram": 2}
         assert client.post(admin, json=other).json()["data"][0]["costs"] == "measured"
         assert client.patch(f"{admin}/lookup", json={"replicas": 2}).status_code == 200
@@ -258,7 +279,7 @@ def cell_pid() -> int:
 def test_a_killed_scheduler_leaves_its_workers_to_the_next(server: Server, texts: list[str]) -> None:
     """Nobody is refused meanwhile, nothing is loaded again, and what was added at run time is still there."""
     added = {"kind": "prompt_lookup", "name": "added", "min_ngram": 2}
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(headers=server.headers, timeout=60) as client:
         assert client.post(f"{server.url}/admin/drafters", json=added).status_code == 201
         before = {name: one["pid"] for name, one in workers(server).items()}
         time.sleep(0.5)  # a change is noted within a quarter of a second
@@ -277,7 +298,7 @@ def test_a_killed_scheduler_leaves_its_workers_to_the_next(server: Server, texts
 
 def test_what_cannot_be_done_is_said(server: Server) -> None:
     admin = f"{server.url}/admin/drafters"
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(headers=server.headers, timeout=60) as client:
         unknown = client.delete(f"{admin}/nobody")
         assert unknown.status_code == 404
         assert "small" in unknown.json()["error"]["message"]
@@ -287,8 +308,23 @@ def test_what_cannot_be_done_is_said(server: Server) -> None:
         assert missing.status_code == 400
         assert "/no/such/model" in missing.json()["error"]["message"]
         assert "absent" not in drafters(server)
-        assert client.get(admin, headers={"Host": "evil.example"}).status_code == 403
+        # A page of a rebound name has no key; tests/deployments/test_admin_api.py has a server without any.
+        assert client.get(admin, headers={"Host": "evil.example"}).status_code == 200
         assert client.post(admin, content=b"{}").status_code == 415
+
+
+def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
+    """After targets and drafters were lost and replaced."""
+    options = LosslessOptions(
+        server.url, server.model, num_prompts=3, max_tokens=28, drafters=(), api_key=server.key
+    )
+    report = asyncio.run(run(options))
+    assert report["num_unproven"] == 0
+    assert any(result["receipts"]["num_verified"] > 0 for result in report["results"])
+
+
+def test_keys_and_tls_work_and_nothing_secret_is_kept(server: Server, secured: Secured) -> None:
+    check_keys_and_tls(server, secured)
 
 
 @pytest.mark.thorough
@@ -304,7 +340,8 @@ def test_a_drafters_weights_are_replaced_while_it_drafts(server: Server, texts: 
 
     def replace(**changes: object) -> httpx.Response:
         body = small | changes
-        return httpx.put(f"{server.url}/admin/drafters/{body['name']}", json=body, timeout=120)
+        url = f"{server.url}/admin/drafters/{body['name']}"
+        return httpx.put(url, json=body, headers=server.headers, timeout=120)
 
     with load(server, texts, "small"):
         eventually(lambda: drafters(server)["small"]["load"] > 0)
@@ -318,28 +355,8 @@ def test_a_drafters_weights_are_replaced_while_it_drafts(server: Server, texts: 
         assert (missing.status_code, missing.json()["error"]["code"]) == (400, "drafter_failed")
         assert drafters(server)[new["name"]]["state"] == "ready"
     lookup = {"kind": "prompt_lookup", "name": "small"}
-    changed = httpx.put(f"{server.url}/admin/drafters/small", json=lookup, timeout=30)
+    url = f"{server.url}/admin/drafters/small"
+    changed = httpx.put(url, json=lookup, headers=server.headers, timeout=30)
     assert (changed.status_code, changed.json()["error"]["code"]) == (409, "pool_conflict")
     assert replace(name="nobody").status_code == 404
     assert new["pid"] != before["pid"]
-
-
-def kept_cores(pid: int) -> set[frozenset[int]]:
-    """Cores that threads of a process keep to, of those threads that do not run on all."""
-    threads = psutil.Process(pid).threads()
-    return {usable_cores(thread.id) for thread in threads} - {usable_cores()}
-
-
-def test_after_all_that_drafters_keep_off_the_cores_of_target_and_scheduler(server: Server) -> None:
-    eventually(lambda: all(one["state"] == "ready" for one in workers(server).values()))
-    pids = {name: one["pid"] for name, one in workers(server).items()}
-    # Other cells that are tested on this machine may have claimed the cores, and whoever starves is let go.
-    claimed = kept_cores(pids.pop(TARGET)) | kept_cores(cell_pid())
-    print(f"target and scheduler keep to {[sorted(cores) for cores in claimed] or 'any core'}")
-    assert [len(cores) for cores in claimed] in ([], [1])
-    assert not claimed or is_crowded(len(usable_cores()), 1, len(pids))
-    for name, pid in pids.items():
-        kept = kept_cores(pid)
-        print(f"{name} keeps to {[sorted(cores) for cores in kept] or 'any core'}")
-        left_out = {usable_cores() - cores for cores in kept}
-        assert left_out <= claimed if claimed else all(len(cores) == 1 for cores in left_out)

@@ -27,7 +27,13 @@ from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
 from tests.browser import needs_chromium
 from tests.own_processes import own_processes
-from tests.system import adapter_over_http, api_over_http, console_in_browser, objectives_over_http
+from tests.system import (
+    adapter_over_http,
+    api_over_http,
+    console_in_browser,
+    kept_cores,
+    objectives_over_http,
+)
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
 
@@ -254,14 +260,14 @@ def test_health_readiness_and_metrics(server: Server) -> None:
     text = httpx.get(f"{server.url}/metrics", timeout=10).text
     for name in ("flotilla_requests_total", "flotilla_time_per_output_token_seconds_bucket"):
         assert name in text
-    assert value(server.url, "flotilla_accepted_tokens_total") > 0
+    assert value(server, "flotilla_accepted_tokens_total") > 0
 
 
 def test_one_scrape_has_every_metric_of_every_process_once(server: Server) -> None:
     for number, tpot_ms in enumerate((0.2, 500)):
         body = {"slo": {"tpot_ms": 500 if number else 5, "ttft_ms": tpot_ms, "e2e_ms": 60000}}
         server.complete(f"def scraped_{number}(value):\n    ", **body)
-    text, families = scrape(server.url)
+    text, families = scrape(server)
     assert set(families) == set(CATALOG)
     assert {name: family.type for name, family in families.items()} == {
         name: metric.kind for name, metric in CATALOG.items()
@@ -277,9 +283,9 @@ def test_one_scrape_has_every_metric_of_every_process_once(server: Server) -> No
             if "gathered" not in CATALOG[name].processes:
                 assert len(set(own) & set(sample.labels)) == 1, f"{name}: whose is it?"
     assert {process: len(ids) for process, ids in own.items()} == {"cell": 1, "front_end": 1}
-    assert value(server.url, "flotilla_slo_requests_total", objective="all", attained="true") > 0
-    missed = value(server.url, "flotilla_slo_requests_total", objective="ttft", attained="false")
-    assert missed == value(server.url, "flotilla_slo_violations_total", objective="ttft") > 0
+    assert value(server, "flotilla_slo_requests_total", objective="all", attained="true") > 0
+    missed = value(server, "flotilla_slo_requests_total", objective="ttft", attained="false")
+    assert missed == value(server, "flotilla_slo_violations_total", objective="ttft") > 0
     if shutil.which("promtool"):
         checked = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True)
         assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
@@ -304,13 +310,17 @@ def test_the_console_shows_answers_and_cells_in_a_browser(server: Server) -> Non
     console_in_browser.check_page(server)
 
 
+def test_drafters_keep_off_the_cores_of_target_and_scheduler(server: Server) -> None:
+    kept_cores.check_kept_cores(server)
+
+
 def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
     body = {"model": server.model, "prompt": PROMPT, "max_tokens": 800, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
         next(response.iter_lines())
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if value(server.url, "flotilla_requests_running") == 0:
+        if value(server, "flotilla_requests_running") == 0:
             return
         time.sleep(0.1)
     raise AssertionError("the abandoned request still runs")

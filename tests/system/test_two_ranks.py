@@ -1,11 +1,10 @@
 """Two tensor-parallel ranks, chains, two micro-batches, a KV pool too small: still the target's own text.
 
-Behind keys and TLS, which take no server of their own so.
+With a pool that suffices test_pool.py shows it, too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -20,14 +19,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.lossless import LosslessOptions, run
 from cluster.placement import rank_name
 from deployments import cli
 from tests.own_processes import own_processes
 from tests.system.conftest import Server, small_demo, start, with_profile
-from tests.system.keys_and_tls import Secured, check_keys_and_tls, secured_in
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 
 # Together they need more slots than there are; two at a time have plenty.
@@ -35,12 +32,7 @@ PROMPTS = [f"def function_{number}(value, other):\n    " for number in range(4)]
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Secured:
-    return secured_in(tmp_path_factory.mktemp("secured"))
-
-
-@pytest.fixture(scope="module")
-def server(shared_ray: None, secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # Each further drafter is a process to start; none of these tests is about which drafter drafts.
     config = small_demo(
         drafters=("general-2x192", "prompt-lookup"),
@@ -53,13 +45,8 @@ def server(shared_ray: None, secured: Secured, tmp_path_factory: pytest.TempPath
         debug__timeline=20_000,
         health__silent_s=2.0,
         health__orphan_s=240.0,  # a new cell may take a minute where tests run beside
-        **secured.changes,
     )
-    key = secured.keys["environment"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLOTILLA_API_KEY", key)
-        patch.setenv("SSL_CERT_FILE", str(secured.authority_file))
-        yield from start(with_profile(config, tmp_path_factory.mktemp("ranks") / "costs.json"), key)
+    yield from start(with_profile(config, tmp_path_factory.mktemp("ranks") / "costs.json"))
 
 
 def ask(server: Server, prompt: str) -> tuple[str, int]:
@@ -75,20 +62,6 @@ def undisturbed(server: Server) -> list[tuple[str, int]]:
         return list(pool.map(lambda prompt: ask(server, prompt), PROMPTS))
 
 
-def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
-    options = LosslessOptions(
-        server.url, server.model, num_prompts=3, max_tokens=28, drafters=(), api_key=server.key
-    )
-    report = asyncio.run(run(options))
-    assert report["num_unproven"] == 0
-    assert any(result["receipts"]["num_verified"] > 0 for result in report["results"])
-
-
-def test_keys_and_tls_work_and_nothing_secret_is_kept(server: Server, secured: Secured) -> None:
-    check_keys_and_tls(server, secured)
-
-
-@pytest.mark.thorough
 def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
     server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
@@ -100,7 +73,7 @@ def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
 
 
 def workers(server: Server) -> dict[str, dict[str, Any]]:
-    answer = httpx.get(f"{server.url}/debug/workers", headers=server.headers, timeout=30).json()
+    answer = httpx.get(f"{server.url}/debug/workers", timeout=30).json()
     return {one["process"]: one for one in answer["data"]}
 
 
@@ -112,7 +85,6 @@ def trace(server: Server, file: Path) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.thorough
 def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path: Path) -> None:
     earlier = [e["ts"] for e in trace(server, tmp_path / "earlier.json") if e["ph"] == "X"]
     prompts = [f"def overlap_{number}(first, second):\n    " for number in range(8)]
@@ -140,7 +112,6 @@ def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path
     print(f"{len(overlapping)} of {len(drafts)} drafts overlap one of {len(verifies)} verifications")
 
 
-@pytest.mark.thorough
 def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
     server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
@@ -156,7 +127,6 @@ def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
     assert {one["process"]: one["pid"] for one in workers(server).values()} == before
 
 
-@pytest.mark.thorough
 def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(
     server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
