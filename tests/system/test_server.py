@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import grpc
 import httpx
@@ -79,20 +80,9 @@ def test_workers_have_the_priority_of_other_programs_and_share_what_is_freed(ser
 def test_the_official_client_streams_a_chat(server: Server) -> None:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="unused")
     messages = [{"role": "user", "content": "What does `os.path.join` do?"}]
-    whole = client.chat.completions.create(
-        model=server.model,
-        messages=messages,
-        temperature=0,
-        max_tokens=24,  # type: ignore[arg-type]
-    )
-    stream = client.chat.completions.create(
-        model=server.model,
-        messages=messages,
-        temperature=0,
-        max_tokens=24,
-        stream=True,  # type: ignore[arg-type]
-        stream_options={"include_usage": True},
-    )
+    request: Any = {"model": server.model, "messages": messages, "temperature": 0, "max_tokens": 24}
+    whole = client.chat.completions.create(**request)
+    stream = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
     text, usage = "", None
     for chunk in stream:
         if chunk.choices:
@@ -221,8 +211,10 @@ def test_bad_json_is_a_400(server: Server) -> None:
     assert "JSON" in response.json()["error"]["message"]
 
 
-def test_a_thousand_bad_requests_leave_the_server_well(server: Server) -> None:
-    api_over_http.check_bad_requests(server)
+# tests/deployments/test_bad_requests.py sends all of them to the same front end.
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.thorough)])
+def test_bad_requests_leave_the_server_well(server: Server, every: int) -> None:
+    api_over_http.check_bad_requests(server, every)
 
 
 @pytest.mark.api("chat.completions", "tools", "tool_choice", "parallel_tool_calls")
