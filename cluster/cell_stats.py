@@ -24,9 +24,15 @@ _RATE_WINDOW_S = 2.0
 class CellStats:
     """Numbers on the state of one cell, by name (`Member.stats`); times in seconds of the scheduler's clock.
 
+    The background (`cluster.batching.background`) gives way to whoever has objectives, so it is no load to
+    those: but where its name says so, a number is as if it were not there. Unless cells are to be added for
+    it, too (`scaling.cells.for_background`); then nobody counts as the background.
+
     - `running`, `waiting`: requests decoded and queued; `max_running`: how many may be decoded at once.
+    - `background_running`, `background_waiting`: the same of those in the background.
     - `kv_slots`: tokens the KV pool holds; `kv_use`: share of them in use, 0 to 1.
-    - `queue_s`: predicted delay until a request that came now would begin its prefill.
+    - `queue_s`: predicted delay until a request that came now would begin its prefill;
+      `background_queue_s`: until one of the background would.
     - `prefill_s_per_token`: predicted seconds for a token of its prompt.
     - `step_s`: seconds of an iteration; `tpot_s`: predicted seconds per output token with one request more;
       `idle_tpot_s`: predicted for a request alone.
@@ -54,13 +60,23 @@ class CellStats:
 
     def measure(self, core: SchedulerCore, now: float) -> dict[str, float]:
         """The numbers as they are now."""
-        running, waiting = list(core.running.values()), core.waiting
+        everybody, all_waiting = list(core.running.values()), core.waiting
+        gives_way = _nobody if core.config.scaling.cells.for_background else core.batcher.gives_way
+        running = [request for request in everybody if not gives_way(request)]
+        waiting = [request for request in all_waiting if not gives_way(request)]
         num_slots = core.verifier.num_slots if core.verifier is not None else 0
         per_token_s = prefill_seconds(core)
         step_s = core.planner.step_s
-        idle_tpot_s = self._predicted_tpot(core, 0)
-        tpot_s = self._predicted_tpot(core, len(running)) if running else idle_tpot_s
-        queue_s = self._queue_seconds(core, running, waiting, per_token_s, tpot_s)
+        idle_tpot_s = self._predicted_tpot(core, 0, 0)
+        num_here = len(running) + sum(map(gives_way, core.batcher.taking_part(everybody)))
+        tpot_s = self._predicted_tpot(core, len(running), num_here) if running else idle_tpot_s
+        queue_s = background_queue_s = self._queue_seconds(core, running, waiting, per_token_s, tpot_s)
+        background = [request for request in everybody if gives_way(request)]
+        if background or len(all_waiting) > len(waiting):
+            background_queue_s = self._queue_seconds(core, everybody, all_waiting, per_token_s, tpot_s)
+        kv_use = 1.0 - core.free_slots / num_slots if num_slots else 0.0
+        if background and num_slots:
+            kv_use = max(0.0, kv_use - sum(request.num_computed for request in background) / num_slots)
         judged = [
             request
             for request in (*running, *waiting)
@@ -76,10 +92,13 @@ class CellStats:
         return {
             "running": float(len(running)),
             "waiting": float(len(waiting)),
+            "background_running": float(len(background)),
+            "background_waiting": float(len(all_waiting) - len(waiting)),
             "max_running": float(core.config.scheduler.max_running),
             "kv_slots": float(num_slots),
-            "kv_use": 1.0 - core.free_slots / num_slots if num_slots else 0.0,
+            "kv_use": kv_use,
             "queue_s": queue_s,
+            "background_queue_s": background_queue_s,
             "prefill_s_per_token": per_token_s,
             "step_s": step_s,
             "tpot_s": tpot_s,
@@ -90,16 +109,23 @@ class CellStats:
             "tokens_per_s": self._rate(core.totals, now),
         }
 
-    def _predicted_tpot(self, core: SchedulerCore, num_running: int) -> float:
-        """Seconds per token with one request more: today's, and what its rows add to a forward."""
+    def _predicted_tpot(self, core: SchedulerCore, num_running: int, num_here: int) -> float:
+        """Seconds per token with one request more: today's, and what its rows add to a forward.
+
+        Today's steps are of `num_here` requests; those more than `num_running` would sit out.
+        """
         pace = core.batcher.pace
         committed = max(1.0, pace.num_committed.value)
+        alone_s = core.cost.verify_seconds(1, 1, 0) + pace.beside_s.value
         if num_running == 0:
-            return (core.cost.verify_seconds(1, 1, 0) + pace.beside_s.value) / committed
+            return alone_s / committed
         rows = pace.num_rows.value
         added = core.cost.verify_seconds(num_running + 1, round((num_running + 1) * rows), 0)
-        added -= core.cost.verify_seconds(num_running, round(num_running * rows), 0)
-        return (core.planner.step_s + max(0.0, added)) / committed
+        added -= core.cost.verify_seconds(num_here, round(num_here * rows), 0)
+        step_s = core.planner.step_s
+        if num_here > num_running:
+            return min(step_s, max(alone_s, step_s + added)) / committed
+        return (step_s + max(0.0, added)) / committed
 
     def _remaining(self, request: Request) -> float:
         """Output tokens it is expected to get yet."""
@@ -173,6 +199,10 @@ class CellStats:
             self._committed.popleft()
         since, before = self._committed[0]
         return (committed - before) / (now - since) if now > since else 0.0
+
+
+def _nobody(_: Request) -> bool:
+    return False
 
 
 def _is_feasible(request: Request, prefill_s: float, idle_tpot_s: float) -> bool:

@@ -34,6 +34,11 @@ class CellScalingConfig(StrictModel):
         description="A cell is removed only if those that stay are predicted to be below this share of every "
         "limit: between it and the limits nothing changes.",
     )
+    for_background: bool = Field(
+        default=False,
+        description="Whether requests in the background count as load, as all others do. Else no cell is "
+        "added or kept for them, as they have what time others leave.",
+    )
     upscale_delay_s: float = Field(
         default=5.0, ge=0, description="How long there must be too few cells before one is added."
     )

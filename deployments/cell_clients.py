@@ -258,16 +258,18 @@ class CellClients:
         ]
         if len(loads) < 2:
             return
-        longest = max(loads, key=lambda load: load.queue_s)
-        shortest_s = min(load.queue_s for load in loads)
-        if longest.queue_s < _RELIEVE_ABOVE_S + 2 * shortest_s:
-            return
-        queued = [one for one in self._pending.values() if one.cell == longest.cell and not one.output]
-        share = (longest.queue_s - shortest_s) / longest.queue_s / len(loads)
-        for pending in reversed(queued[len(queued) - int(share * len(queued)) :]):
-            self._cancel(pending, is_moved=True)
-            pending.withdrawn()
-            self._place(pending)
+        for is_behind in (False, True):
+            delays_s = {load.cell: load.delay_s(is_behind=is_behind) for load in loads}
+            longest = max(delays_s, key=delays_s.__getitem__)
+            longest_s, shortest_s = delays_s[longest], min(delays_s.values())
+            if longest_s < _RELIEVE_ABOVE_S + 2 * shortest_s:
+                continue
+            queued = [one for one in self._pending.values() if one.waits_at(longest, is_behind=is_behind)]
+            share = (longest_s - shortest_s) / longest_s / len(loads)
+            for pending in reversed(queued[len(queued) - int(share * len(queued)) :]):
+                self._cancel(pending, is_moved=True)
+                pending.withdrawn()
+                self._place(pending)
 
     def _opened(self, connection: CellConnection) -> None:
         self._unreached_since = None
@@ -324,7 +326,7 @@ class CellClients:
             return
         if len(there) > 1 or self._source.poll_s is not None:
             self._router.placed(request, connection.load())
-            connection.note_sent(len(request.prompt) + len(pending.output))
+            connection.note_sent(len(request.prompt) + len(pending.output), is_behind=pending.is_behind)
         connection.send(message)
         if pending.is_cancelled:
             self._cancel(pending)

@@ -62,7 +62,7 @@ class CellConnection:
         self._on_message = on_message
         self._on_lost = on_lost
         self._writer: asyncio.StreamWriter | None = None
-        self._sent: deque[tuple[float, int]] = deque()
+        self._sent: deque[tuple[float, int, bool]] = deque()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"cell {member.id}")
 
     @property
@@ -75,16 +75,18 @@ class CellConnection:
         if self._writer is not None:
             write_frame(self._writer, wire.encode(message))
 
-    def note_sent(self, num_tokens: int) -> None:
-        """A request of so many tokens went there."""
-        self._sent.append((asyncio.get_running_loop().time(), num_tokens))
+    def note_sent(self, num_tokens: int, *, is_behind: bool) -> None:
+        """A request of so many tokens went there, of the background or not."""
+        self._sent.append((asyncio.get_running_loop().time(), num_tokens, is_behind))
 
     def load(self) -> CellLoad:
         """The cell's load as reported, and what was sent since."""
         oldest = asyncio.get_running_loop().time() - _REPORT_AGE_S
         while self._sent and self._sent[0][0] < oldest:
             self._sent.popleft()
-        return CellLoad.of(self.member, len(self._sent), sum(tokens for _, tokens in self._sent))
+        sent = sum([tokens for _, tokens, _ in self._sent])
+        behind = sum([tokens for _, tokens, is_behind in self._sent if is_behind])
+        return CellLoad.of(self.member, len(self._sent), sent, behind)
 
     async def close(self) -> None:
         """End it; `on_lost` is not called."""

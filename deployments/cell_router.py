@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from cluster.batching.background import comes_behind
 from cluster.members import Member
 from cluster.stream_messages import Submit
 
@@ -17,6 +18,8 @@ MAX_BLOCKS = 256
 #: Blocks remembered per cell, unless its KV pool holds fewer.
 MAX_REMEMBERED = 32_768
 
+#: Of requests, in what cells report.
+_COUNTS = ("running", "waiting", "background_running", "background_waiting")
 #: By how much predicted misses may differ, as a share of the objective, to count as the same.
 _ALIKE_MISS = 0.01
 
@@ -27,8 +30,9 @@ class CellLoad:
 
     Attributes:
         cell: its id.
-        requests: running, queued, and sent there since it last told.
+        requests: running, queued, and sent there since it last told; those of the background, too.
         queue_s: predicted delay until a request that comes now begins its prefill.
+        background_queue_s: the same of one in the background, before which all others are.
         prefill_s_per_token: predicted for a token of the prompt.
         step_s: one iteration.
         tpot_s: predicted per output token with one request more.
@@ -38,26 +42,34 @@ class CellLoad:
     cell: str
     requests: float = 0.0
     queue_s: float = 0.0
+    background_queue_s: float = 0.0
     prefill_s_per_token: float = 0.0
     step_s: float = 0.0
     tpot_s: float = 0.0
     kv_slots: float = 0.0
 
     @classmethod
-    def of(cls, member: Member, sent: int = 0, sent_tokens: int = 0) -> CellLoad:
-        """What a cell reported, with `sent` requests of `sent_tokens` tokens that it may not have counted."""
+    def of(cls, member: Member, sent: int = 0, sent_tokens: int = 0, sent_behind: int = 0) -> CellLoad:
+        """What a cell reported, with `sent` requests that it may not have counted.
+
+        They have `sent_tokens` tokens, of which `sent_behind` are the background's.
+        """
         stats = member.stats
-        per_token_s = stats.get("prefill_s_per_token", 0.0)
-        requests = stats.get("running", 0.0) + stats.get("waiting", 0.0) + sent
+        per_token_s, queue_s = stats.get("prefill_s_per_token", 0.0), stats.get("queue_s", 0.0)
         return cls(
             cell=member.id,
-            requests=requests,
-            queue_s=stats.get("queue_s", 0.0) + sent_tokens * per_token_s,
+            requests=sum([stats.get(name, 0.0) for name in _COUNTS]) + sent,
+            queue_s=queue_s + (sent_tokens - sent_behind) * per_token_s,
+            background_queue_s=stats.get("background_queue_s", queue_s) + sent_tokens * per_token_s,
             prefill_s_per_token=per_token_s,
             step_s=stats.get("step_s", 0.0),
             tpot_s=stats.get("tpot_s", 0.0),
             kv_slots=stats.get("kv_slots", 0.0),
         )
+
+    def delay_s(self, *, is_behind: bool) -> float:
+        """Until a request that comes now, in the background or not, begins its prefill."""
+        return self.background_queue_s if is_behind else self.queue_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ class CellRouter:
 
     def _outlook(self, request: Submit, blocks: Sequence[int], load: CellLoad) -> _Outlook:
         to_read = len(request.prompt) + len(request.output) - self._num_shared(blocks, load.cell)
-        ttft_s = load.queue_s + to_read * load.prefill_s_per_token
+        ttft_s = load.delay_s(is_behind=comes_behind(request)) + to_read * load.prefill_s_per_token
         objective, miss = request.objective, 0.0
         if objective.ttft_ms is not None:
             miss += _miss(ttft_s, objective.ttft_ms)

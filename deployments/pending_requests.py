@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from cluster.batching.background import comes_behind
 from cluster.stream_messages import Rejected, Submit, TokenEvent
 
 #: Rejections that another cell need not share, and that pass by themselves.
@@ -72,6 +73,15 @@ class Pending:
     refused_at: float | None = None
     begun: float = field(default_factory=time.monotonic)
     sent_at: float = -math.inf
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is in the background of those with objectives."""
+        return comes_behind(self.request)
+
+    def waits_at(self, cell: str, *, is_behind: bool) -> bool:
+        """Whether it has had no token yet of this cell, and is in the background or not."""
+        return self.cell == cell and not self.output and self.is_behind is is_behind
 
     def next_life(self, cell: str) -> Submit | None:
         """What to send to `cell`; None if nothing is left to generate, which the caller is told."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 from cluster.batching.common import DECODING, has_objective
 from cluster.requests import PREFILL, Request, State
+from cluster.stream_messages import Objective, Submit
 
 _NOT_IN_STEPS = (State.READY, *PREFILL)
 
@@ -24,6 +25,11 @@ def is_background(request: Request, urgent: float) -> bool:
         urgent: priority of the most urgent of those.
     """
     return request.submit.priority > max(USUAL_PRIORITY, urgent) and not has_objective(request)
+
+
+def comes_behind(submit: Submit) -> bool:
+    """The same of a request that comes, of those with objectives who say nothing of their urgency."""
+    return submit.priority > USUAL_PRIORITY and submit.objective == Objective()
 
 
 def may_hold_background(requests: Iterable[Request]) -> bool:

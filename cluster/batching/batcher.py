@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cluster.batching.background import taking_part
+from cluster.batching.background import USUAL_PRIORITY, is_background, taking_part
 from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack, TakesPlaces
 from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
@@ -68,6 +68,10 @@ class Batcher:
     ) -> Collection[Request]:
         """Whom the next steps are for: with a rule that has a background, nobody who sits out in it."""
         return running if self._holds_back is None else taking_part(running, beginning)
+
+    def gives_way(self, request: Request) -> bool:
+        """Whether it has only the time that requests of the usual priority with objectives leave."""
+        return self._holds_back is not None and is_background(request, USUAL_PRIORITY)
 
     def in_order(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext

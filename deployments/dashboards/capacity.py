@@ -61,9 +61,10 @@ CAPACITY = Board(
                 ),
                 _signal(
                     "Places",
-                    "Requests decoded, and how many may be at once.",
+                    "Requests decoded, those of the background apart, and how many may be at once.",
                     "none",
                     "running",
+                    "background_running",
                     "max_running",
                     thresholds=((None, "green"),),
                 ),

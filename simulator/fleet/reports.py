@@ -43,10 +43,13 @@ def as_stats(reports: Floats) -> list[dict[str, float]]:
 def as_load(cell: int, report: Floats, num_sent: int, sent_tokens: int) -> CellLoad:
     """A report as the router takes it; as of `CellLoad.of`."""
     per_token_s = float(report[COLUMN["prefill_s_per_token"]])
+    queue_s = float(report[COLUMN["queue_s"]]) + sent_tokens * per_token_s
     return CellLoad(
         cell=str(cell),
         requests=float(report[COLUMN["running"]] + report[COLUMN["waiting"]]) + num_sent,
-        queue_s=float(report[COLUMN["queue_s"]]) + sent_tokens * per_token_s,
+        # No fleet has a background.
+        queue_s=queue_s,
+        background_queue_s=queue_s,
         prefill_s_per_token=per_token_s,
         step_s=float(report[COLUMN["step_s"]]),
         tpot_s=float(report[COLUMN["tpot_s"]]),

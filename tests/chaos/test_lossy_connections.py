@@ -192,7 +192,7 @@ class LossyConnection:
         self._on_lost = lambda _: None
         self.break_off()
 
-    def note_sent(self, num_tokens: int) -> None: ...
+    def note_sent(self, num_tokens: int, *, is_behind: bool) -> None: ...
 
     def load(self) -> CellLoad:
         return CellLoad.of(self.member)

@@ -7,10 +7,14 @@ import pytest
 
 from cluster.cell_stats import CellStats
 from cluster.requests import Request
+from cluster.scaling_config import CellScalingConfig
 from cluster.stream_messages import Objective
+from deployments.scaling_rules import overload
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
+
+SCALING = CellScalingConfig(target_queue_ms=100)
 
 
 class Queue(list[Request]):
@@ -71,3 +75,61 @@ def test_tokens_per_second_are_those_of_the_scheduler_that_serves() -> None:
         before.drain()
     assert rates == [0.0, before.core.totals.committed_tokens / 10.0, 0.0, 0.0]
     assert rates[1] > 0.0
+
+
+def with_backlog(batching: str = "flotilla", *, num_with_objectives: int = 0, num_behind: int = 30) -> World:
+    """A cell whose places and queue the background has filled, and perhaps some more requests."""
+    world = World(1, "autoregressive", num_slots=4000, batching=batching)
+    sampling = SamplingParams(temperature=0.0, max_tokens=100)
+    for number in range(num_behind + num_with_objectives):
+        asked = submit(number, world.rng, prompt=[number] * 8, sampling=sampling)
+        if number < num_behind:
+            world.send(msgspec.structs.replace(asked, priority=10))
+        else:
+            world.send(msgspec.structs.replace(asked, objective=Objective(tpot_ms=1e4)))
+    for _ in range(40):
+        world.answer_one()
+    return world
+
+
+def counting_all(world: World) -> dict[str, float]:
+    """Of the same cell, were cells added for the background, too."""
+    config, scaling = world.config, world.config.scaling
+    cells = scaling.cells.model_copy(update={"for_background": True})
+    changed = config.model_copy(update={"scaling": scaling.model_copy(update={"cells": cells})})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.core, "config", changed)
+        return CellStats().measure(world.core, world.now)
+
+
+def test_the_background_is_no_load_to_others() -> None:
+    world = with_backlog()
+    stats = CellStats().measure(world.core, world.now)
+    assert stats["background_running"] == world.config.scheduler.max_running
+    assert stats["background_waiting"] == 30 - stats["background_running"]
+    assert (stats["running"], stats["waiting"], stats["queue_s"]) == (0, 0, 0)
+    assert stats["kv_use"] == pytest.approx(0.0, abs=0.1)
+    assert stats["background_queue_s"] > 0.1
+    assert stats["tpot_s"] == stats["idle_tpot_s"]
+    assert overload([stats], SCALING) < 0.2
+
+
+def test_others_beside_the_background_count_as_they_would_without_it() -> None:
+    beside, alone = with_backlog(num_with_objectives=4), with_backlog(num_with_objectives=4, num_behind=0)
+    stats, expected = (CellStats().measure(world.core, world.now) for world in (beside, alone))
+    for name in ("running", "waiting", "objectives", "attainment", "objective_tpot_s"):
+        assert stats[name] == expected[name], name
+    assert stats["running"] == 4
+    assert stats["background_running"] > 0
+    assert stats["kv_use"] == pytest.approx(expected["kv_use"], abs=0.1)
+    assert stats["queue_s"] == pytest.approx(expected["queue_s"])
+    assert 0.0 < stats["tpot_s"] < counting_all(beside)["tpot_s"]
+
+
+def test_a_backlog_counts_where_the_configuration_says_so_or_there_is_no_background() -> None:
+    plain = with_backlog("sarathi")
+    for stats in (counting_all(with_backlog()), CellStats().measure(plain.core, plain.now)):
+        assert stats["running"] == plain.config.scheduler.max_running
+        assert stats["background_running"] == stats["background_waiting"] == 0
+        assert stats["queue_s"] == stats["background_queue_s"] > 0.1
+        assert overload([stats], SCALING) > 1.0

@@ -188,6 +188,24 @@ async def test_a_cell_that_is_added_relieves_the_queues_of_others(
     assert set(one.moved) == {sent.request_id for sent in one.submissions[10:]}
 
 
+async def test_a_backlog_is_shared_out_and_who_is_not_in_the_background_stays(
+    clients: CellClients, listed: Listed
+) -> None:
+    one = listed.add("one")
+    await connected(clients, 1)
+    one.starved, listed.backlogs["one"] = True, 4.0
+    asked = [msgspec.structs.replace(submission(9), priority=number % 2) for number in range(20)]
+    tasks = [asyncio.create_task(tokens_of(clients, request)) for request in asked]
+    await eventually(lambda: len(one.submissions) == 20)
+    two = listed.add("two")
+    await eventually(lambda: len(two.submissions) == 5)
+    await asyncio.gather(*tasks[11::2])
+    assert {sent.priority for sent in two.submissions} == {1}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_who_was_taken_is_not_turned_away_for_what_another_cell_learnt_of_its_speed(
     clients: CellClients, listed: Listed
 ) -> None:

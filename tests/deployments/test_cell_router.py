@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.members import Member
 from cluster.stream_messages import Objective, Submit
 from deployments.cell_router import BLOCK_TOKENS, CellLoad, CellRouter
 from engine.sampling_params import SamplingParams
@@ -16,9 +17,12 @@ from engine.sampling_params import SamplingParams
 STEP_S = 0.01
 
 
-def submission(name: str = "r", prompt: list[int] | None = None, **objective: float) -> Submit:
+def submission(
+    name: str = "r", prompt: list[int] | None = None, priority: int = 0, **objective: float
+) -> Submit:
     return Submit(
         request_id=name,
+        priority=priority,
         prompt=list(range(40)) if prompt is None else prompt,
         sampling=SamplingParams(max_tokens=100),
         objective=Objective(**objective),
@@ -100,6 +104,32 @@ def test_requests_spread_over_cells_that_are_alike() -> None:
         loads = [load(f"cell-{n}", requests=float(requests[f"cell-{n}"] // 20 * 20)) for n in range(4)]
         requests[router.choose(submission(f"r{number}", prompt=[number]), loads)] += 1
     assert max(requests.values()) - min(requests.values()) <= 30, requests
+
+
+def test_a_backlog_in_the_background_is_in_the_way_of_others_like_it_only() -> None:
+    """It gives way to whoever has objectives; who is in the background, too, waits behind it."""
+    filled = load("filled", requests=600.0, background_queue_s=60.0)
+    busy = load("busy", requests=3.0, queue_s=0.1, background_queue_s=0.1)
+    for number in range(20):
+        urgent, behind = submission(f"u{number}", tpot_ms=100.0), submission(f"b{number}", priority=1)
+        assert CellRouter().choose(urgent, [filled, busy]) == "filled"
+        assert CellRouter().choose(behind, [filled, busy]) == "busy"
+
+
+def test_what_was_sent_to_the_background_delays_the_background() -> None:
+    stats = {
+        "running": 2.0,
+        "background_running": 3.0,
+        "queue_s": 0.1,
+        "background_queue_s": 0.5,
+        "prefill_s_per_token": 1e-3,
+    }
+    member = Member(kind="cell", id="one", node="here", stats=stats)
+    told = CellLoad.of(member, sent=3, sent_tokens=300, sent_behind=200)
+    assert (told.requests, told.queue_s) == (8.0, pytest.approx(0.2))
+    assert told.background_queue_s == pytest.approx(0.8)
+    older = Member(kind="cell", id="one", node="here", stats={"queue_s": 0.1})
+    assert CellLoad.of(older).background_queue_s == 0.1
 
 
 def test_what_is_remembered_is_bounded_by_what_the_cell_can_hold() -> None:

@@ -27,13 +27,16 @@ class Listed:
         self.stand_ins: dict[str, CellStandIn] = {}
         self.states: dict[str, State] = {}
         self.queues: dict[str, float] = {}
+        self.backlogs: dict[str, float] = {}
 
     async def cells(self) -> Sequence[Member]:
         found = []
         for name, stand_in in self.stand_ins.items():
             host, port, token = await stand_in.endpoint()
             state = self.states.get(name, "ready")
-            stats = {"running": float(len(stand_in._tasks)), "queue_s": self.queues.get(name, 0.0)}
+            queue_s = self.queues.get(name, 0.0)
+            stats = {"running": float(len(stand_in._tasks)), "queue_s": queue_s}
+            stats["background_queue_s"] = queue_s + self.backlogs.get(name, 0.0)
             found.append(
                 Member(
                     kind="cell",
