@@ -53,17 +53,12 @@ def engine() -> LocalEngine:
     return LocalEngine(config(drafters=BOTH))
 
 
-@pytest.fixture(scope="module")
-def loaded_alone() -> LocalEngine:
-    return LocalEngine(config())
-
-
 @pytest.fixture
-def alone(loaded_alone: LocalEngine) -> LocalEngine:
+def alone(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> LocalEngine:
     """Without a model drafter, and nothing is known of earlier requests."""
-    target = loaded_alone.target
-    target.verifier = Verifier(target.runner, proposer=target.eagle)
-    return loaded_alone
+    monkeypatch.setattr(engine, "drafters", {"eagle": engine.drafters["eagle"]})
+    engine.target.verifier = Verifier(engine.target.runner, proposer=engine.target.eagle)
+    return engine
 
 
 @pytest.fixture(scope="module")
