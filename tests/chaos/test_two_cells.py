@@ -89,7 +89,7 @@ def check_logprobs(tokens: list[int], first: int, told: list[TokenLogprobs], num
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 6))]
+    "seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 3, 4, 5))]
 )
 def test_every_answer_is_the_targets_own_across_cells(seed: int) -> None:
     rng, texts = random.Random(seed), Texts()

@@ -182,8 +182,20 @@ class World:
         assert self.core.is_idle
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("micro_batches", [1, 3, "auto"])
+@pytest.mark.parametrize(
+    ("policy", "micro_batches"),
+    [
+        *[(policy, 3) for policy in sorted(POLICIES)],
+        # Whatever the policy: requests are divided alike.
+        *[
+            pytest.param(
+                policy, number, marks=() if policy in ("adaserve", "fixed") else pytest.mark.thorough
+            )
+            for number in (1, "auto")
+            for policy in sorted(POLICIES)
+        ],
+    ],
+)
 def test_every_policy_returns_the_targets_own_text(policy: str, micro_batches: int | str) -> None:
     world = World(3, policy, micro_batches)
     for number in range(20):

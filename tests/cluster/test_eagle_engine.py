@@ -152,7 +152,7 @@ def test_no_layer_is_computed_that_the_policy_would_have_a_drafter_leave_out(
 def test_what_drafting_and_reading_take_is_measured_apart(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brief = functools.partial(measure_eagle_costs, request_counts=(1, 32), repeats=2)
+    brief = functools.partial(measure_eagle_costs, request_counts=(1, 32), contexts=(32,), repeats=2)
     monkeypatch.setattr("cluster.target.measure_eagle_costs", brief)
     per_layer = profile_heads(engine.target)
     one = min(point.seconds for point in per_layer if point.num_requests == 1)

@@ -54,7 +54,10 @@ def seconds(system: str, kind: str, concurrency: int, count: int) -> float:
     return max(ended_s for ended_s, _ in cell.receipts.values())
 
 
-@pytest.mark.parametrize(("kind", "concurrency"), [("summary", 8), ("summary", 32), ("code", 32)])
+@pytest.mark.parametrize(
+    ("kind", "concurrency"),
+    [("summary", 8), pytest.param("summary", 32, marks=pytest.mark.thorough), ("code", 32)],
+)
 def test_where_drafts_do_not_pay_nothing_is_lost(kind: str, concurrency: int) -> None:
     plain_s = seconds("autoregressive/flotilla", kind, concurrency, 64)
     assert seconds("flotilla", kind, concurrency, 64) < 1.02 * plain_s
