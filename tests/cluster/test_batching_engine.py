@@ -23,7 +23,7 @@ def engine() -> LocalEngine:
 def requests() -> list[Submit]:
     made = []
     for number in range(6):
-        sampling = SamplingParams(temperature=0.8 * (number % 2), seed=number, max_tokens=16)
+        sampling = SamplingParams(temperature=0.8 * (number % 2), seed=number, max_tokens=12)
         prompt = [(17 * number + 31 * i) % 4000 + 4 for i in range(5 + 13 * number)]
         made.append(Submit(request_id=f"r{number}", prompt=prompt, sampling=sampling))
     return made

@@ -29,7 +29,7 @@ def longer() -> list[Submit]:
     made = []
     for submit in requests():
         fields = {name: getattr(submit.sampling, name) for name in submit.sampling.__struct_fields__}
-        fields["max_tokens"] = 40
+        fields["max_tokens"] = 32
         made.append(
             Submit(request_id=submit.request_id, prompt=submit.prompt, sampling=SamplingParams(**fields))
         )

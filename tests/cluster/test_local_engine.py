@@ -11,7 +11,7 @@ from engine.sampling_params import SamplingParams
 from tests.cluster.small_family import small_family
 
 NUM_REQUESTS = 6  # two of each mode
-MAX_TOKENS = 16
+MAX_TOKENS = 12
 
 
 @pytest.fixture(scope="module")

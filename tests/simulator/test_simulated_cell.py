@@ -180,7 +180,7 @@ def test_profiles_can_be_read_and_say_where_they_come_from() -> None:
 def test_the_baseline_of_a_measured_machine_is_what_one_request_takes_alone() -> None:
     profile = hardware.load("demo-2-cores")
     # Some request or other meets the machine in a slow phase: on average none does.
-    shapes = [workloads.Shape("code", 500, 40, arrival_s=5.0 * number) for number in range(80)]
+    shapes = [workloads.Shape("code", 500, 40, arrival_s=5.0 * number) for number in range(50)]
     requests = workloads.arrive(shapes, profile.baseline_s(), own_times=True)
     alone = simulate(profile, systems.parse("autoregressive"), requests).all
     assert alone.tpot_ms.mean == pytest.approx(1e3 * profile.baseline_s(), rel=0.05)
