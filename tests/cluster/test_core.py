@@ -182,20 +182,9 @@ class World:
         assert self.core.is_idle
 
 
-@pytest.mark.parametrize(
-    ("policy", "micro_batches"),
-    [
-        *[(policy, 3) for policy in sorted(POLICIES)],
-        # Whatever the policy: requests are divided alike.
-        *[
-            pytest.param(
-                policy, number, marks=() if policy in ("adaserve", "fixed") else pytest.mark.thorough
-            )
-            for number in (1, "auto")
-            for policy in sorted(POLICIES)
-        ],
-    ],
-)
+# With one micro-batch tests/cluster/test_step_traces.py checks the texts of all policies.
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("micro_batches", [3, "auto", pytest.param(1, marks=pytest.mark.thorough)])
 def test_every_policy_returns_the_targets_own_text(policy: str, micro_batches: int | str) -> None:
     world = World(3, policy, micro_batches)
     for number in range(20):
