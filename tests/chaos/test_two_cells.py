@@ -89,10 +89,12 @@ def check_logprobs(tokens: list[int], first: int, told: list[TokenLogprobs], num
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 6))]
+    "seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 3, 4, 5))]
 )
 def test_every_answer_is_the_targets_own_across_cells(seed: int) -> None:
     rng, texts = random.Random(seed), Texts()
+    # Before anything else is drawn, which depends on what forwards take: else a busy machine may see no loss.
+    chances = [rng.random() for _ in range(120)]
     front_end = FrontEnd(rng)
     raw = {
         "target": {"path": "unused"},
@@ -109,8 +111,8 @@ def test_every_answer_is_the_targets_own_across_cells(seed: int) -> None:
     requests: dict[str, tuple[Submit, list[int]]] = {}
     left: set[str] = set()
     num_lost = 0
-    for number in range(120):
-        chance, cell = rng.random(), rng.choice(cells)
+    for number, chance in enumerate(chances):
+        cell = rng.choice(cells)
         if chance < 0.14:
             request = Submit(
                 request_id=f"r{number}",

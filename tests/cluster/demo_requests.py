@@ -12,7 +12,7 @@ from zoo.agreement import prompt_ids
 from zoo.registry import DOMAINS, TARGET, load_prompts, weights_dir
 from zoo.tokenizer import load
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 
 #: Greedy, sampled, and sampled with penalties.
 MODES: tuple[dict[str, Any], ...] = (

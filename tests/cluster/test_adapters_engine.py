@@ -1,4 +1,4 @@
-"""Adapters of the demo target: whatever drafts, a request gets what the merged model would have written."""
+"""Adapters of a target: whatever drafts, a request gets what the merged model would have written."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
-from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
+from tests.cluster.small_family import TARGET, small_family
 from tests.engine import tiny_adapters
-from zoo.registry import TARGET, weights_dir
+from zoo.registry import weights_dir
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24)
-PROMPTS = [[(17 * number + 31 * i) % 4000 + 4 for i in range(8 + 5 * number)] for number in range(6)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=16)
+PROMPTS = [[(17 * number + 31 * i) % 4000 + 4 for i in range(8 + 5 * number)] for number in range(4)]
 NAMES = ("", "first", "second")
 
 
@@ -35,8 +35,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def engine(adapters: list[Path]) -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 2048
+    raw = small_family()
     raw["target"]["adapters"] = [{"name": path.name, "path": str(path)} for path in adapters]
     return LocalEngine(FlotillaConfig.model_validate(raw))
 
@@ -53,7 +52,7 @@ def submits() -> list[Submit]:
         for number, prompt in enumerate(PROMPTS)
         for name in NAMES
         for kind, params in (("greedy", GREEDY), ("sampled", SAMPLED))
-        if kind == "greedy" or number < 3
+        if kind == "greedy" or number < 2
     ]
 
 
@@ -107,10 +106,11 @@ def test_every_policy_returns_what_plain_decoding_returns(
 def test_prompts_are_shared_within_an_adapter_and_a_salt(engine: LocalEngine) -> None:
     use(engine, "autoregressive")
     prompt = [7 + i % 50 for i in range(80)]
+    brief = msgspec.structs.replace(GREEDY, max_tokens=2)
 
     def cached(request_id: str, adapter: str, salt: str) -> int:
         request = Submit(
-            request_id=request_id, prompt=prompt, sampling=GREEDY, adapter=adapter, cache_salt=salt
+            request_id=request_id, prompt=prompt, sampling=brief, adapter=adapter, cache_salt=salt
         )
         receipt = engine.generate([request])[request_id].receipt
         assert receipt is not None

@@ -22,8 +22,8 @@ def engine() -> LocalEngine:
 
 def requests() -> list[Submit]:
     made = []
-    for number in range(8):
-        sampling = SamplingParams(temperature=0.8 * (number % 2), seed=number, max_tokens=16)
+    for number in range(6):
+        sampling = SamplingParams(temperature=0.8 * (number % 2), seed=number, max_tokens=12)
         prompt = [(17 * number + 31 * i) % 4000 + 4 for i in range(5 + 13 * number)]
         made.append(Submit(request_id=f"r{number}", prompt=prompt, sampling=sampling))
     return made
@@ -45,7 +45,7 @@ def expected(engine: LocalEngine) -> dict[str, list[int]]:
 def test_every_rule_returns_what_plain_decoding_returns(
     engine: LocalEngine, expected: dict[str, list[int]], rule: str
 ) -> None:
-    use(engine, "flotilla", batching=rule, prefill_chunk=32, max_running=5, micro_batches=2)
+    use(engine, "flotilla", batching=rule, prefill_chunk=32, max_running=4, micro_batches=2)
     wanted = [
         msgspec.structs.replace(r, objective=OBJECTIVES[n % 3], tier="ab"[n % 2])
         for n, r in enumerate(requests())

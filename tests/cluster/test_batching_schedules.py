@@ -100,7 +100,7 @@ def test_every_rule_serves_everybody_under_random_schedules(
 def test_a_schedule_repeats_exactly(rule: str) -> None:
     def run() -> list[tuple[str, float, int]]:
         world = clocked(rule)
-        ended = world.run(arrivals(8.0, 3.0, 1))
+        ended = world.run(arrivals(8.0, 1.5, 1))
         return [(e.submit.request_id, e.receipt.e2e_ms, e.receipt.num_steps) for e in ended]
 
     assert run() == run()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Callable
 from unittest.mock import patch
 
 import jsonschema
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from cluster.config import FlotillaConfig
 from cluster.local import Completion, LocalEngine
 from cluster.stream_messages import Speculation, Submit
+from cluster.totals import Totals
 from deployments.text_codec import TextCodec
 from engine.constraint import Constraint, Thought
 from engine.sampling import Row, TokenHistory, decide
@@ -22,6 +25,8 @@ from engine.sampling_params import SamplingParams
 from tests.cluster.small_family import TARGET, small_family
 from tests.masked_reference import MaskedReference
 from zoo.registry import weights_dir
+
+Served = Callable[[str], tuple[list[Completion], Totals]]
 
 EOS, COLON, LINE_BREAK = 2, 31, 204
 SCHEMA = {
@@ -122,11 +127,22 @@ def run(engine: LocalEngine, codec: TextCodec, policy: str, **speculation: objec
     return [found[request.request_id] for request in requests]
 
 
+@pytest.fixture(scope="module")
+def served(engine: LocalEngine, codec: TextCodec) -> Served:
+    """With a policy, once for all tests; to be read only."""
+
+    @functools.cache
+    def once(policy: str) -> tuple[list[Completion], Totals]:
+        return run(engine, codec, policy), engine.core.totals
+
+    return once
+
+
 @pytest.mark.parametrize("policy", ["autoregressive", "flotilla", "adaserve", "fixed"])
 def test_every_policy_gives_the_masked_forwards_tokens(
-    engine: LocalEngine, codec: TextCodec, expected: list[list[int]], policy: str
+    served: Served, expected: list[list[int]], policy: str
 ) -> None:
-    assert [one.tokens for one in run(engine, codec, policy)] == expected
+    assert [one.tokens for one in served(policy)[0]] == expected
 
 
 @pytest.mark.thorough
@@ -141,8 +157,8 @@ def test_every_drafter_alone_and_none_give_the_same(
         assert set(engine.core.totals.verified_by_drafter) <= {name}
 
 
-def test_complete_answers_satisfy_their_constraint(engine: LocalEngine, codec: TextCodec) -> None:
-    found = run(engine, codec, "adaserve")
+def test_complete_answers_satisfy_their_constraint(served: Served, codec: TextCodec) -> None:
+    found, _ = served("adaserve")
     texts = [codec.decode(one.tokens) for one in found]
     finished = [one.finish_reason == "stop" for one in found]
     assert sum(finished) >= 4
@@ -154,9 +170,10 @@ def test_complete_answers_satisfy_their_constraint(engine: LocalEngine, codec: T
     assert texts[3] in json.loads(CASES[3][1].text)
 
 
-def test_what_the_grammar_adds_is_accounted_for(engine: LocalEngine, codec: TextCodec) -> None:
-    found = run(engine, codec, "autoregressive")
-    totals = engine.core.totals
+def test_what_the_grammar_adds_is_accounted_for(
+    served: Served,
+) -> None:
+    found, totals = served("autoregressive")
     assert totals.accepted_by_drafter["grammar"] > 0
     assert totals.accepted_by_drafter["grammar"] == totals.accepted_tokens <= totals.verified_tokens
     receipts = [one.receipt for one in found if one.receipt is not None]
@@ -166,8 +183,10 @@ def test_what_the_grammar_adds_is_accounted_for(engine: LocalEngine, codec: Text
         assert sum(receipt.acceptance_by_depth) == receipt.num_accepted <= receipt.num_verified
 
 
-def test_log_probabilities_are_those_before_the_mask(engine: LocalEngine, codec: TextCodec) -> None:
-    off, drafted = (run(engine, codec, policy)[1] for policy in ("autoregressive", "adaserve"))
+def test_log_probabilities_are_those_before_the_mask(
+    served: Served,
+) -> None:
+    off, drafted = (served(policy)[0][1] for policy in ("autoregressive", "adaserve"))
     assert len(off.logprobs) == len(off.tokens)
     # Some token was not the model's own first choice: the mask alone made it so.
     assert any(one.top_ids[0] != token for one, token in zip(off.logprobs, off.tokens, strict=True))

@@ -182,8 +182,9 @@ class World:
         assert self.core.is_idle
 
 
+# With one micro-batch tests/cluster/test_step_traces.py checks the texts of all policies.
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("micro_batches", [1, 3, "auto"])
+@pytest.mark.parametrize("micro_batches", [3, "auto", pytest.param(1, marks=pytest.mark.thorough)])
 def test_every_policy_returns_the_targets_own_text(policy: str, micro_batches: int | str) -> None:
     world = World(3, policy, micro_batches)
     for number in range(20):

@@ -53,17 +53,12 @@ def engine() -> LocalEngine:
     return LocalEngine(config(drafters=BOTH))
 
 
-@pytest.fixture(scope="module")
-def loaded_alone() -> LocalEngine:
-    return LocalEngine(config())
-
-
 @pytest.fixture
-def alone(loaded_alone: LocalEngine) -> LocalEngine:
+def alone(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> LocalEngine:
     """Without a model drafter, and nothing is known of earlier requests."""
-    target = loaded_alone.target
-    target.verifier = Verifier(target.runner, proposer=target.eagle)
-    return loaded_alone
+    monkeypatch.setattr(engine, "drafters", {"eagle": engine.drafters["eagle"]})
+    engine.target.verifier = Verifier(engine.target.runner, proposer=engine.target.eagle)
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +152,7 @@ def test_no_layer_is_computed_that_the_policy_would_have_a_drafter_leave_out(
 def test_what_drafting_and_reading_take_is_measured_apart(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brief = functools.partial(measure_eagle_costs, request_counts=(1, 32), repeats=2)
+    brief = functools.partial(measure_eagle_costs, request_counts=(1, 32), contexts=(32,), repeats=2)
     monkeypatch.setattr("cluster.target.measure_eagle_costs", brief)
     per_layer = profile_heads(engine.target)
     one = min(point.seconds for point in per_layer if point.num_requests == 1)

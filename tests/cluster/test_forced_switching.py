@@ -10,9 +10,7 @@ from cluster.stream_messages import Submit
 from engine.sampling_params import SamplingParams
 from tests.cluster.rotating import Rotate
 from tests.cluster.small_family import small_family
-from tests.cluster.test_local_engine import requests
-
-NUM_REQUESTS = 6  # two greedy, two sampled and two penalised ones
+from tests.cluster.test_local_engine import NUM_REQUESTS, requests
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +27,9 @@ def use(engine: LocalEngine, policy: str, selector: dict[str, object]) -> None:
 def longer() -> list[Submit]:
     """Greedy, sampled and penalised requests, long enough to visit all drafters."""
     made = []
-    for submit in requests()[:NUM_REQUESTS]:
+    for submit in requests():
         fields = {name: getattr(submit.sampling, name) for name in submit.sampling.__struct_fields__}
-        fields["max_tokens"] = 40
+        fields["max_tokens"] = 32
         made.append(
             Submit(request_id=submit.request_id, prompt=submit.prompt, sampling=SamplingParams(**fields))
         )

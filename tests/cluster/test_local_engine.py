@@ -1,4 +1,4 @@
-"""Core, target and drafters of the demo family in one process: no policy or limit changes any text."""
+"""Core, target and drafters in one process: no policy or limit changes any text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import pytest
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine, RequestRejected
 from cluster.stream_messages import Speculation, Submit
-from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
+from tests.cluster.small_family import small_family
 
-NUM_REQUESTS = 10
-MAX_TOKENS = 16
+NUM_REQUESTS = 6  # two of each mode
+MAX_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
 def engine() -> LocalEngine:
-    raw = demo_config().model_dump()
-    raw["target"]["num_slots"] = 2048
-    return LocalEngine(FlotillaConfig.model_validate(raw))
+    return LocalEngine(FlotillaConfig.model_validate(small_family()))
 
 
 def requests(**speculation: object) -> list[Submit]:

@@ -46,7 +46,7 @@ class ObservedWorld(World):
 
     def serve(self) -> None:
         for number in range(8):
-            sampling = SamplingParams(temperature=0.0, max_tokens=60)
+            sampling = SamplingParams(temperature=0.0, max_tokens=40)
             self.send(submit(number, self.rng, sampling=sampling))
         self.drain()
         self.check_ends()

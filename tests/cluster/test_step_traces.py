@@ -50,8 +50,17 @@ def check_tree(trace: StepTrace, before: int, event: TokenEvent) -> None:
     assert trace.drafter or size == 1 + trace.num_forced
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "micro_batches"),
+    [
+        *[(policy, 1) for policy in sorted(POLICIES)],
+        # Requests are divided between micro-batches whatever the policy.
+        *[
+            pytest.param(policy, 2, marks=() if policy in ("adaserve", "fixed") else pytest.mark.thorough)
+            for policy in sorted(POLICIES)
+        ],
+    ],
+)
 def test_traces_hold_the_accepted_paths_and_change_no_text(policy: str, micro_batches: int) -> None:
     outputs, events = [], []
     for trace in (False, True):

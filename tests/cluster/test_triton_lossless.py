@@ -18,9 +18,10 @@ pytestmark = [
     # Rows of padding are whatever memory held: numpy warns of it, a GPU does not.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
+NUM_TOKENS = 4
 MODES = (
-    SamplingParams(temperature=0.0, max_tokens=6),
-    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=6, seed=3),
+    SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS),
+    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NUM_TOKENS, seed=3),
 )
 
 
@@ -46,4 +47,4 @@ def test_outputs_are_those_of_padded_attention(monkeypatch: pytest.MonkeyPatch) 
     engine, found = outputs("triton")
     assert isinstance(engine.target.runner.attention, TritonAttention)
     assert found == expected
-    assert all(len(tokens) == 6 for tokens in found)
+    assert all(len(tokens) == NUM_TOKENS for tokens in found)

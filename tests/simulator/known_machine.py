@@ -92,7 +92,7 @@ def served(
     config = config.model_copy(update={"debug": debug, "scheduler": scheduler})
     options = Options(seed=seed, jitter=0.05, acceptance=RecordedAcceptance(table), believed=TOLD)
     cell = Cell(profile, System(policy, config), options)
-    times = np.cumsum(rng.exponential(1.0 / (load * SATURATION), size=40)).tolist()
+    times = np.cumsum(rng.exponential(1.0 / (load * SATURATION), size=30)).tolist()
     asked = [
         SimRequest(
             request_id=f"r{number}",

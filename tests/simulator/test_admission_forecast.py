@@ -59,7 +59,7 @@ def configured(**changes: object) -> System:
 )
 def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float, e2e_error: float) -> None:
     """Median relative errors, lightly loaded and behind a queue of seconds; docs/objectives.md has them."""
-    receipts = [r for r in served(systems.parse("flotilla"), mix(120, rate))[20:] if r.tpot_ms is not None]
+    receipts = [r for r in served(systems.parse("flotilla"), mix(80, rate))[20:] if r.tpot_ms is not None]
 
     def error(name: str) -> float:
         return float(np.median([abs(getattr(r.predicted, name) / getattr(r, name) - 1.0) for r in receipts]))

@@ -43,20 +43,32 @@ from tests.simulator.known_machine import (
     served,
 )
 
+POLICIES = ("autoregressive", "fixed")
 FEW = 12
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> FidelityRecord:
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> FidelityRecord:
+    """Without tests: of each policy two runs."""
     path: Path = tmp_path_factory.mktemp("fidelity") / "log.npz"
     table = log()
     table.save(path)
     runs = [
-        served(machine(), table, policy, phase, load, seed)
-        for policy in ("autoregressive", "fixed")
-        for phase, load, seed in ((CALIBRATION, 0.3, 1), (CALIBRATION, 0.8, 2), (TEST, 0.5, 3))
+        served(machine(), table, policy, CALIBRATION, load, seed)
+        for policy in POLICIES
+        for load, seed in ((0.3, 1), (0.8, 2))
     ]
     return record_of(runs, acceptance_file=str(path))
+
+
+@pytest.fixture(scope="module")
+def record(calibration: FidelityRecord) -> FidelityRecord:
+    """With a test of each policy after its calibration."""
+    table, runs = AcceptanceTable.load(Path(calibration.acceptance_file)), []
+    for policy in POLICIES:
+        runs += [run for run in calibration.runs if run.policy == policy]
+        runs.append(served(machine(), table, policy, TEST, 0.5, 3))
+    return msgspec.structs.replace(calibration, runs=runs)
 
 
 def briefly(run: ServedRun) -> ServedRun:
@@ -70,8 +82,8 @@ def begun(record: FidelityRecord) -> FidelityRecord:
     return msgspec.structs.replace(record, runs=runs)
 
 
-def test_the_fit_finds_what_forwards_took_and_what_came_beside_them(record: FidelityRecord) -> None:
-    fitted = fit_profile(record)
+def test_the_fit_finds_what_forwards_took_and_what_came_beside_them(calibration: FidelityRecord) -> None:
+    fitted = fit_profile(calibration)
     assert fitted.factors["target"] == pytest.approx(FACTOR, rel=0.02)
     assert fitted.factors["target after drafting"] == pytest.approx(FACTOR * AFTER_DRAFTING, rel=0.02)
     assert fitted.factors["small"] == pytest.approx(DRAFTER_FACTOR, rel=0.05)
@@ -109,14 +121,14 @@ def test_a_run_is_told_from_those_before_it_by_the_numbers_of_its_steps() -> Non
     assert [*read_steps(first), *later] == read_steps(both)
 
 
-def test_the_machine_is_written_for_others_to_simulate(record: FidelityRecord) -> None:
+def test_the_machine_is_written_for_others_to_simulate(calibration: FidelityRecord) -> None:
     with pytest.raises(ValueError, match="how good small drafts is not known, only general"):
-        written_profile(record, "mine")
-    machine = msgspec.structs.replace(record, environment={"cpus": 2, "processor": "this one"})
+        written_profile(calibration, "mine")
+    machine = msgspec.structs.replace(calibration, environment={"cpus": 2, "processor": "this one"})
     profile = written_profile(machine, "mine", {"small": QUALITY})
     assert (profile.name, profile.hardware, profile.acceptance) == ("mine", "2 cores, this one", "demo")
     assert profile.drafters["small"].quality == QUALITY
-    assert profile.cost.delta == pytest.approx(FACTOR * record.profile.target.delta, rel=0.02)
+    assert profile.cost.delta == pytest.approx(FACTOR * calibration.profile.target.delta, rel=0.02)
 
 
 @pytest.mark.thorough
@@ -155,11 +167,11 @@ def test_a_run_whose_first_requests_failed_is_as_long_as_it_was(record: Fidelity
         assert bool(goodput["served"]) == bool(ends)
 
 
-def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> None:
+def test_a_wrong_machine_is_told_from_the_right_one(calibration: FidelityRecord) -> None:
     slow = [
         served(
             machine(target=1.5 * FACTOR),
-            AcceptanceTable.load(Path(record.acceptance_file)),
+            AcceptanceTable.load(Path(calibration.acceptance_file)),
             "autoregressive",
             TEST,
             0.5,
@@ -172,9 +184,8 @@ def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> N
         num_slots=20_000,
         max_tokens=512,
         saturation=SATURATION,
-        acceptance_file=record.acceptance_file,
-        runs=[run for run in record.runs if run.phase == CALIBRATION and run.policy == "autoregressive"]
-        + slow,
+        acceptance_file=calibration.acceptance_file,
+        runs=[run for run in calibration.runs if run.policy == "autoregressive"] + slow,
     )
     (point,) = compare(begun(changed))["points"]
     assert point["figures"]["step_ms"]["error"] < -0.2
@@ -196,10 +207,10 @@ def test_a_drafter_that_was_hardly_asked_is_as_slow_as_the_others() -> None:
     assert factors["large"] == pytest.approx(1.6, rel=0.02)
 
 
-def test_forwards_of_prompts_alone_are_told_by_the_step_after_them(record: FidelityRecord) -> None:
-    steps = [step for run in record.runs for step in run.steps]
+def test_forwards_of_prompts_alone_are_told_by_the_step_after_them(calibration: FidelityRecord) -> None:
+    steps = [step for run in calibration.runs for step in run.steps]
     pairs = [pair for step in steps for pair in step.prompts]
-    assert len(pairs) >= 0.2 * sum(len(run.requests) for run in record.runs)
+    assert len(pairs) >= 0.2 * sum(len(run.requests) for run in calibration.runs)
     told, took = np.array(pairs).T
     assert float(np.median(took / told)) == pytest.approx(FACTOR, rel=0.03)
 

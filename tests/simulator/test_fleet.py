@@ -56,7 +56,7 @@ SMALL = Scenario.model_validate(
 
 @cache
 def surface() -> Surface:
-    return measure(SMALL, num_requests=24)
+    return measure(SMALL, num_requests=12)
 
 
 @cache

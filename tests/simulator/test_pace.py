@@ -32,8 +32,15 @@ def test_on_average_forwards_that_follow_one_another_take_as_long_as_without(sec
     assert np.mean(factors) == pytest.approx(1.0, abs=0.06)
 
 
-@pytest.mark.parametrize("phase", [SHORT, LONG])
-@pytest.mark.parametrize("every_s", [FORWARD_S, 0.05])
+@pytest.mark.parametrize(
+    ("phase", "every_s"),
+    [
+        (SHORT, FORWARD_S),
+        (SHORT, 0.05),
+        pytest.param(LONG, FORWARD_S, marks=pytest.mark.thorough),  # a million forwards
+        (LONG, 0.05),
+    ],
+)
 def test_a_phase_is_as_strong_and_as_long_as_said(phase: Phase, every_s: float) -> None:
     # Long enough for a thousand of them.
     count = int(2000 * max(phase.seconds, every_s) / every_s)

@@ -39,7 +39,7 @@ def texts_of(
         return actions
 
     cell.core.handle = listen  # type: ignore[method-assign]
-    for number in range(12):
+    for number in range(8):
         cell.submit(replace(one_request(number), max_tokens=max_tokens))
     cell.run()
     return got
@@ -78,7 +78,7 @@ def test_a_full_cache_preempts_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["flotilla", "adaserve", "vllm"])
 def test_a_seed_fixes_the_run(name: str) -> None:
-    requests = some_requests()
+    requests = some_requests(count=16)
     runs = [simulate(small_profile(), systems.parse(name), requests) for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].num_unfinished == 0
@@ -180,7 +180,7 @@ def test_profiles_can_be_read_and_say_where_they_come_from() -> None:
 def test_the_baseline_of_a_measured_machine_is_what_one_request_takes_alone() -> None:
     profile = hardware.load("demo-2-cores")
     # Some request or other meets the machine in a slow phase: on average none does.
-    shapes = [workloads.Shape("code", 500, 40, arrival_s=5.0 * number) for number in range(80)]
+    shapes = [workloads.Shape("code", 500, 40, arrival_s=5.0 * number) for number in range(50)]
     requests = workloads.arrive(shapes, profile.baseline_s(), own_times=True)
     alone = simulate(profile, systems.parse("autoregressive"), requests).all
     assert alone.tpot_ms.mean == pytest.approx(1e3 * profile.baseline_s(), rel=0.05)
@@ -214,7 +214,7 @@ def test_the_command_compares_systems_and_prints_json() -> None:
         "--policy",
         "vllm,flotilla",
         "--seconds",
-        "4",
+        "2",
         "--rate",
         "5",
         "--json",
@@ -223,7 +223,7 @@ def test_the_command_compares_systems_and_prints_json() -> None:
     assert ran.exit_code == 0, ran.output
     body = json.loads(ran.stdout)
     assert [run["system"] for run in body["runs"]] == ["vllm", "flotilla"]
-    assert body["runs"][0]["classes"]["all"]["num_requests"] == 20
+    assert body["runs"][0]["classes"]["all"]["num_requests"] == 10
     wrong = CliRunner().invoke(app, ["--policy", "nobody"])
     assert wrong.exit_code == 2
     assert "unknown policy" in wrong.output

@@ -105,7 +105,7 @@ def test_the_target_waits_for_nobody() -> None:
 
 
 def test_a_seed_fixes_the_run() -> None:
-    profile, requests = small_profile(drafters={}, eagle=LAYER), some_requests()
+    profile, requests = small_profile(drafters={}, eagle=LAYER), some_requests(count=16)
     runs = [simulate(profile, systems.parse("flotilla", AHEAD), requests) for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].num_unfinished == 0
