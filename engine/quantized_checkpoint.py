@@ -15,6 +15,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.fp8 import BLOCK
@@ -185,10 +186,14 @@ def without_quantization(config: Any) -> Any:
 def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model without its weights; the buffers it makes itself are there."""
     plain = without_quantization(config)
-    with init_empty_weights():
+    # Random numbers for weights that are not there take most of the time; buffers need what is done to them.
+    with init_empty_weights(), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             plain, dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
+    for weight in model.parameters():
+        vars(weight)["_is_hf_initialized"] = True
+    model.init_weights()
     return model
 
 

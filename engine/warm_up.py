@@ -15,7 +15,7 @@ from engine.runner import ModelRunner, Segment
 
 _log = logging.getLogger(__name__)
 
-# oneDNN compiles a kernel for every number of rows it meets; decoding meets all small ones.
+#: oneDNN compiles a kernel for every number of rows it meets; decoding meets all small ones.
 WARM_ROWS = 32
 #: Rows of prompts that kernels for weights of eight bits have tiles of their own for.
 PROMPT_ROWS = (96, 160)
@@ -30,13 +30,15 @@ CAPTURED_WITH_PROMPT = (1, 4, 16, 32, 64)
 _REPORTS = 4
 
 
-def warm_up(runner: ModelRunner, numbers: Sequence[int] = range(1, WARM_ROWS + 1)) -> None:
+def warm_up(runner: ModelRunner, numbers: Sequence[int] | None = None) -> None:
     """Run a forward of each of some numbers of rows, as far as they fit, on slots that hold nothing yet.
+
+    By default of all up to `WARM_ROWS`.
 
     With tensor parallelism all ranks must do so at the same time.
     """
     most = min(runner.num_slots, runner.shape.max_tokens)
-    for rows in sorted({min(rows, most) for rows in numbers}):
+    for rows in sorted({min(rows, most) for rows in numbers or range(1, WARM_ROWS + 1)}):
         runner.forward(new_requests([rows]), np.arange(rows, dtype=np.int32))
 
 

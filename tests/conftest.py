@@ -88,6 +88,10 @@ def pytest_collection_finish() -> None:
     testing: Any = sys.modules.get("typer.testing")
     if hasattr(testing, "_get_command"):
         testing._get_command = functools.cache(testing._get_command)
+    # Each model that is loaded would run a forward of every small number of rows, to be quick with the first.
+    warm_up: Any = sys.modules.get("engine.warm_up")
+    if warm_up is not None:
+        warm_up.WARM_ROWS = 4
     if "hypothesis" in sys.modules:
         from tests import examples
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,7 @@ class EagleReference:
         self.heads, self.kv_heads, self.dim = 4, 2, 8
         self.layers = layers or feature_layers(target.config.num_hidden_layers)
         self.options = (norm_before_residual, norm_before_fc, norm_output)
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], _Rows] = {}
         self.tokens = list(draft_tokens) if draft_tokens is not None else list(range(vocab))
 
         def random(*shape: int, scale: float = 0.4) -> torch.Tensor:
@@ -111,51 +113,77 @@ class EagleReference:
 
     @torch.no_grad()
     def logits(self, committed: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
-        """float32 [target's vocabulary] after `committed` and `drafted`, tokens not drafted at -inf."""
-        before_residual, before_fc, output = self.options
-        w = {name.removeprefix("midlayer."): x for name, x in self.weights.items()}
-        text = [*committed, *drafted]
-        # The target has not read the last token committed.
-        states = self.target.model(torch.tensor([committed[:-1]]), output_hidden_states=True).hidden_states
-        features = torch.cat([states[layer][0] for layer in self.layers], -1)
-        if before_fc:
-            features = _normed(features, w["input_norm.weight"])
-        embedding = w.get("embed_tokens.weight", self.target.get_input_embeddings().weight)
-        rope = LlamaRotaryEmbedding(
-            LlamaConfig(**{k: v for k, v in self.config.items() if k not in ("architectures", "dtype")})
-        )
-        keys: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
-        hidden = torch.zeros(self.width)
-        for position in range(len(text) - 1):
-            if position < len(committed) - 1:
-                hidden = w["fc.weight"] @ features[position]
-            normed = _normed(hidden, w["hidden_norm.weight"])
-            residual = normed if before_residual else hidden
-            entered = torch.cat((_normed(embedding[text[position + 1]], w["input_layernorm.weight"]), normed))
-            cos, sin = rope(entered, torch.tensor([[position]]))
+        """float32 [target's vocabulary] after `committed` and `drafted`, tokens not drafted at -inf.
 
-            queries, key, value = (
-                (w[f"self_attn.{name}_proj.weight"] @ entered).view(-1, self.dim) for name in "qkv"
-            )
-            queries, key = (x * cos[0] + rotate_half(x) * sin[0] for x in (queries, key))
-            keys.append(key)
-            values.append(value)
-            mixed = []
-            for head, query in enumerate(queries):
-                shared = head // (self.heads // self.kv_heads)
-                scores = torch.stack([key[shared] @ query for key in keys]) / math.sqrt(self.dim)
-                mixed.append(scores.softmax(0) @ torch.stack([value[shared] for value in values]))
-            x = residual + w["self_attn.o_proj.weight"] @ torch.cat(mixed)
-            normed = _normed(x, w["post_attention_layernorm.weight"])
-            gated = F.silu(w["mlp.gate_proj.weight"] @ normed) * (w["mlp.up_proj.weight"] @ normed)
-            x = x + w["mlp.down_proj.weight"] @ gated
-            final = _normed(x, w["norm.weight"])
-            hidden = final if output else x
-        head = w.get("lm_head.weight", self.target.get_output_embeddings().weight)
+        From the first time on with the weights of then.
+        """
+        final = self._after(tuple(committed), tuple(drafted)).final
+        head = self.weights.get("lm_head.weight", self.target.get_output_embeddings().weight)
         found = torch.full((self.target.config.vocab_size,), -math.inf)
         found[self.tokens] = (head @ final).float()
         return found
+
+    def _after(self, committed: tuple[int, ...], drafted: tuple[int, ...]) -> _Rows:
+        """Once for each path: those that branch off have the rows before in common."""
+        rows = self._known.get((committed, drafted))
+        if rows is None:
+            if drafted:
+                before = self._after(committed, drafted[:-1])
+                rows = self._row(before, before.hidden, drafted[-1])
+            else:
+                rows = _Rows((), (), torch.zeros(self.width), torch.zeros(self.width))
+                for features, token in zip(self._features(committed[:-1]), committed[1:], strict=True):
+                    rows = self._row(rows, self.weights["fc.weight"] @ features, token)
+            self._known[committed, drafted] = rows
+        return rows
+
+    def _features(self, text: Sequence[int]) -> torch.Tensor:
+        """Of what the target has read: all that is committed but the last token."""
+        states = self.target.model(torch.tensor([text]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[layer][0] for layer in self.layers], -1)
+        _, before_fc, _ = self.options
+        return _normed(features, self.weights["input_norm.weight"]) if before_fc else features
+
+    def _row(self, before: _Rows, hidden: torch.Tensor, token: int) -> _Rows:
+        """One more, of the hidden state at its position and the token after it."""
+        before_residual, _, output = self.options
+        w = {name.removeprefix("midlayer."): x for name, x in self.weights.items()}
+        embedding = w.get("embed_tokens.weight", self.target.get_input_embeddings().weight)
+        normed = _normed(hidden, w["hidden_norm.weight"])
+        residual = normed if before_residual else hidden
+        entered = torch.cat((_normed(embedding[token], w["input_layernorm.weight"]), normed))
+        cos, sin = self._rope(entered, torch.tensor([[len(before.keys)]]))
+
+        queries, key, value = (
+            (w[f"self_attn.{name}_proj.weight"] @ entered).view(-1, self.dim) for name in "qkv"
+        )
+        queries, key = (x * cos[0] + rotate_half(x) * sin[0] for x in (queries, key))
+        keys, values = (*before.keys, key), (*before.values, value)
+        mixed = []
+        for head, query in enumerate(queries):
+            shared = head // (self.heads // self.kv_heads)
+            scores = torch.stack([key[shared] @ query for key in keys]) / math.sqrt(self.dim)
+            mixed.append(scores.softmax(0) @ torch.stack([value[shared] for value in values]))
+        x = residual + w["self_attn.o_proj.weight"] @ torch.cat(mixed)
+        normed = _normed(x, w["post_attention_layernorm.weight"])
+        gated = F.silu(w["mlp.gate_proj.weight"] @ normed) * (w["mlp.up_proj.weight"] @ normed)
+        x = x + w["mlp.down_proj.weight"] @ gated
+        final = _normed(x, w["norm.weight"])
+        return _Rows(keys, values, final if output else x, final)
+
+    @cached_property
+    def _rope(self) -> LlamaRotaryEmbedding:
+        described = {k: v for k, v in self.config.items() if k not in ("architectures", "dtype")}
+        return LlamaRotaryEmbedding(LlamaConfig(**described))
+
+
+class _Rows(NamedTuple):
+    """Of all rows keys and values; of the last what the next goes on from, and what the head is given."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    hidden: torch.Tensor
+    final: torch.Tensor
 
 
 def _normed(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

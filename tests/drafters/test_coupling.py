@@ -86,15 +86,19 @@ def test_a_mixed_batch_ranks_each_request_by_its_own_rule() -> None:
 
 def test_coupling_raises_acceptance() -> None:
     near, d_width = perturbed(MODEL, 0.25), 2
-    coupled = drafter(near)
     hits = uncoupled = 0
     trials = 150
-    for trial in range(trials):
-        tokens = prompt(trial, 8)
-        sampling = SamplingParams(temperature=1.0, seed=trial)
-        item = opening(str(trial), tokens, DraftPlan(1, d_width), sampling=sampling)
-        tree = trees(coupled.draft(call(item, release=[str(trial - 1)])))[str(trial)]
-        chosen = int(decide(target_logits(MODEL, tokens), [Row(sampling, 0)]).tokens)
-        hits += chosen in tree.token[1:]
-        uncoupled += chosen in target_logits(near, tokens)[0].topk(d_width).indices
+    prompts = [prompt(trial, 8) for trial in range(trials)]
+    samplings = [SamplingParams(temperature=1.0, seed=trial) for trial in range(trials)]
+    items = [
+        opening(str(trial), prompts[trial], DraftPlan(1, d_width), sampling=samplings[trial])
+        for trial in range(trials)
+    ]
+    drafted = trees(drafter(near, num_slots=2048).draft(call(*items)))
+    with torch.inference_mode():
+        wanted, found = (model(torch.tensor(prompts)).logits[:, -1].float() for model in (MODEL, near))
+    for trial, sampling in enumerate(samplings):
+        chosen = int(decide(wanted[trial, None], [Row(sampling, 0)]).tokens)
+        hits += chosen in drafted[str(trial)].token[1:]
+        uncoupled += chosen in found[trial].topk(d_width).indices
     assert hits > uncoupled + 0.1 * trials

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from tests.engine import tiny_models
 
@@ -43,12 +42,9 @@ _CONFIGS["tensor"] = _CONFIGS["channel"]
 def write(name: str, format: Format, directory: Path) -> Path:
     """Save the named tiny model in `directory`, its layers' matrices in eight bits."""
     tiny_models.write(name, directory)
-    model = tiny_models.build(name)
-    head = model.get_output_embeddings()
-    layers = {n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head}
     file = directory / "model.safetensors"
     tensors = load_file(file)
-    for layer in layers:
+    for layer in tiny_models.layers(name):
         weight = tensors[f"{layer}.weight"]
         numbers, scales = _in_eight_bits(weight, format)
         tensors[f"{layer}.weight"] = numbers

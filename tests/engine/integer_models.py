@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from tests.engine import tiny_models
 
@@ -45,13 +44,10 @@ Int64 = NDArray[np.int64]
 def write(name: str, format: Format, directory: Path) -> dict[str, NDArray[np.float32]]:
     """Save the named tiny model in `directory`, its layers' matrices as integers; returns what these mean."""
     tiny_models.write(name, directory)
-    model = tiny_models.build(name)
-    head = model.get_output_embeddings()
-    layers = [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
     file = directory / "model.safetensors"
     tensors = load_file(file)
     meant = {}
-    for layer in layers:
+    for layer in tiny_models.layers(name):
         weight = tensors.pop(f"{layer}.weight").numpy()
         made, meant[layer] = _stored(weight, format)
         tensors |= {f"{layer}.{part}": torch.from_numpy(found) for part, found in made.items()}

@@ -43,11 +43,10 @@ def by_hand(name: str, directory: Path) -> PreTrainedModel:
                 scale = tensors[f"{layer}.weight_scale"].float()
                 module.weight.copy_(tensors[f"{layer}.weight"].float() * scale)
             elif f"{layer}.weight_scale_inv" in tensors:
-                for row, column in torch.cartesian_prod(
-                    *(torch.arange(size) for size in tensors[f"{layer}.weight"].shape)
-                ).tolist():
-                    scale = tensors[f"{layer}.weight_scale_inv"][row // rows, column // columns]
-                    module.weight[row, column] = tensors[f"{layer}.weight"][row, column].float() * scale
+                height, width = tensors[f"{layer}.weight"].shape
+                block_of_row = torch.arange(height)[:, None] // rows
+                scale = tensors[f"{layer}.weight_scale_inv"][block_of_row, torch.arange(width) // columns]
+                module.weight.copy_(tensors[f"{layer}.weight"].float() * scale)
     return model
 
 

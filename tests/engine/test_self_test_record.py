@@ -21,6 +21,8 @@ from engine.runner import ModelRunner
 from tests.engine import tiny_models
 from tests.engine.test_runners import logits_of
 
+NAMES = ("llama", "llama_bias", "llama_scaled", "qwen2", "qwen3")
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -41,8 +43,16 @@ def equal(one: ModelRunner, other: ModelRunner) -> bool:
     return all(map(torch.equal, logits_of(one, 1), logits_of(other, 1)))
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_bias", "llama_scaled", "qwen2", "qwen3"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in NAMES),
+        # Biases and norms of heads are the others' in float32.
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.thorough) for name in NAMES[1:-1]),
+        (NAMES[0], "bfloat16"),
+        (NAMES[-1], "bfloat16"),
+    ],
+)
 def test_the_second_load_is_the_first_without_transformers(
     name: str, dtype: str, tmp_path: Path, through_transformers: Mock
 ) -> None:

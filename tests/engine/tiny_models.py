@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
 VOCABULARY = 96
 
@@ -99,5 +102,24 @@ def build(name: str) -> Any:
 
 def write(name: str, directory: Path) -> Path:
     """Save the named model in `directory`, which is returned."""
-    build(name).save_pretrained(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for file, content in _files(name).items():
+        (directory / file).write_bytes(content)
+    torch.manual_seed(0)  # whether it was built just now or before
     return directory
+
+
+@functools.cache
+def layers(name: str) -> list[str]:
+    """Names of the linear layers of the named model, but for the one that gives logits."""
+    model = build(name)
+    head = model.get_output_embeddings()
+    return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+
+
+@functools.cache
+def _files(name: str) -> dict[str, bytes]:
+    """What is saved of it, by file; to build and save it takes twenty times as long as to write these."""
+    with tempfile.TemporaryDirectory() as directory:
+        build(name).save_pretrained(directory)
+        return {file.name: file.read_bytes() for file in Path(directory).iterdir()}

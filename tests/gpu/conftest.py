@@ -11,8 +11,13 @@ import pytest
 import torch
 
 from cluster.model_paths import model_directory
+from engine.triton_attention import TritonAttention
 from tests.emulated_cuda import IS_NEEDED, Emulation, emulated_cuda
 from tests.engine import tiny_models
+
+PREPARE = TritonAttention.prepare
+#: Kinds of models for which this process ran the kernels.
+PREPARED: set[object] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+
+
+def prepared(attention: TritonAttention, layer: int, heads: int, norm: torch.Tensor | None = None) -> None:
+    """`prepare`, but not for models like one before, for which Triton would have compiled all kernels."""
+    kind = (attention._shapes[layer], attention._dtype, heads, None if norm is None else norm.shape)
+    if kind not in PREPARED:
+        PREPARED.add(kind)
+        PREPARE(attention, layer, heads, norm)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,6 +43,7 @@ def emulation() -> Iterator[Emulation | None]:
         return
     # A forward takes Triton's interpreter a second.
     fewer = {
+        "engine.warm_up.WARM_ROWS": 2,
         "engine.warm_up.CAPTURED_REQUESTS": (),
         "engine.warm_up.CAPTURED_WITH_PROMPT": (),
         "engine.transformers_loading.PROMPT_ROWS": (40,),
@@ -43,6 +57,7 @@ def emulation() -> Iterator[Emulation | None]:
     with contextlib.ExitStack() as stack:
         for name, few in fewer.items():
             stack.enter_context(mock.patch(name, few))
+        stack.enter_context(mock.patch.object(TritonAttention, "prepare", prepared))
         yield stack.enter_context(emulated_cuda())
 
 

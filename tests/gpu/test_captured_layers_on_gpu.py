@@ -92,7 +92,7 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     samplings = [GREEDY, SAMPLED, GREEDY]
     opened = [
         opening(str(i), known[i], plan, sampling=samplings[i])
-        for i, plan in enumerate([DraftPlan(4, 3), DraftPlan(3, 4), DraftPlan(4, 2, stop_token_logp=-4.0)])
+        for i, plan in enumerate([DraftPlan(3, 3), DraftPlan(2, 4), DraftPlan(3, 2, stop_token_logp=-4.0)])
     ]
     found = device.draft(call(*opened))
     assert_same(found, host.draft(call(*opened)))
@@ -102,7 +102,7 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     new = [path(found, "0", 2), [1, 2], []]
     later = [
         following(str(i), len(known[i]), new[i], plan)
-        for i, plan in enumerate([DraftPlan(5, 2), DraftPlan(3, 1), DraftPlan(6, 2)])
+        for i, plan in enumerate([DraftPlan(3, 2), DraftPlan(2, 1), DraftPlan(4, 2)])
     ]
     found = device.draft(call(*later))
     assert_same(found, host.draft(call(*later)))
@@ -110,7 +110,7 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     starts = [len(tokens) + len(more) for tokens, more in zip(known, new, strict=True)]
     # Of chains alone the first two, of which one goes on where its tree ended.
     last = [
-        following(name, starts[int(name)], path(found, name, 1), DraftPlan(6, 1, stop_logp=-9.0))
+        following(name, starts[int(name)], path(found, name, 1), DraftPlan(4, 1, stop_logp=-9.0))
         for name in "01"
     ]
     assert_same(device.draft(call(*last)), host.draft(call(*last)))

@@ -82,7 +82,11 @@ def test_drafts_are_those_of_a_cpu(
         assert (growing is not None and growing.held is not None) == (number > 0)
 
 
-@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    # Of the sampled ones, one is greedy.
+    "samplings",
+    [pytest.param(GREEDY, marks=pytest.mark.thorough, id="greedy"), pytest.param(SAMPLED, id="sampled")],
+)
 def test_a_draft_is_a_launch_a_layer(
     samplings: list[SamplingParams], target: Path, tmp_path: Path, emulated: Emulation
 ) -> None:

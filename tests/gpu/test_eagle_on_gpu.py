@@ -164,7 +164,11 @@ def test_captured_layers_draft_as_a_cpu_does(
     assert graphs.shapes == [(4, width)]
 
 
-@pytest.mark.parametrize("width", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    # Chains are grown in test_eagle_growing_on_gpu.py, too.
+    "width",
+    [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)],
+)
 def test_layers_that_grow_by_themselves_draft_as_a_cpu_does(
     width: int, target: Path, tmp_path: Path, cuda: torch.device
 ) -> None:
@@ -182,9 +186,9 @@ def test_layers_that_grow_by_themselves_draft_as_a_cpu_does(
     assert graphs is not None
     for places, depth, least in (
         ((0, 1, 2), 2, -np.inf),
-        ((2, 0, 1), 5, -np.inf),
-        ((1, 2, 0), 4, -3.0),
-        ((0, 2, 1), 5, -4.0),
+        ((2, 0, 1), 4, -np.inf),
+        ((1, 2, 0), 3, -3.0),
+        ((0, 2, 1), 4, -4.0),
         ((0, 1, 2), 3, -np.inf),
     ):
         asking = [Asking(states[i], [7], 0, width, depth, i, stop_token_logp=least) for i in places]

@@ -45,7 +45,7 @@ def test_planned_trees_are_those_that_would_have_been_sent(
 ) -> None:
     reference = EagleReference(TARGET.plain)
     specs = [spec_of(name, prompt, params) for name, prompt in PROMPTS.items()]
-    steps = 6
+    steps = 4
     serving = verifier(reference, tmp_path / "turn", kind=kind)
     expected = in_turn(serving, specs, plan, steps)
     serving = verifier(reference, tmp_path / "ahead", kind=kind, overlaps=True)

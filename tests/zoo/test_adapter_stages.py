@@ -169,7 +169,7 @@ def test_with_the_shipped_adapter_answers_are_one_sentence() -> None:
     """A few prompts whose answers by the target alone are longer; the model card has all of them."""
     prompts = [prompt for prompt in load_prompts("chat") if "(" in prompt.messages[-1]["content"]][:4]
     encoded = [prompt_ids(TOKENIZER, prompt) for prompt in prompts]
-    most = [64] * len(prompts)
+    most = [40] * len(prompts)
     target = models.load(weights_dir(TARGET))
     alone = greedy_continuations(target, encoded, most)
     merge(target, read_adapter(ADAPTER, weights_dir(ADAPTER)))
