@@ -27,8 +27,13 @@ def chart() -> Any:
     return helm.Chart.load(CHART)
 
 
+def plain(text: str) -> Any:
+    """What `yaml.safe_load` gives, by libyaml: in a tenth of the time."""
+    return yaml.load(text, Loader=yaml.CSafeLoader)
+
+
 def scenario(name: str) -> Object:
-    return dict(yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text()))
+    return dict(plain((CHART / "ci" / f"{name}-values.yaml").read_text()))
 
 
 def files(
@@ -92,7 +97,7 @@ def cluster(values: Mapping[str, Any] | None = None, **options: Any) -> Object:
 
 
 def serve_config(values: Mapping[str, Any] | None = None) -> Object:
-    return dict(yaml.safe_load(ray_service(values)["spec"]["serveConfigV2"]))
+    return dict(plain(ray_service(values)["spec"]["serveConfigV2"]))
 
 
 def flotilla_args(values: Mapping[str, Any] | None = None) -> Object:
