@@ -238,7 +238,7 @@ def run(
     sizes, where = SHAPES[shape], resolve_device(device)
     kind: torch.dtype = getattr(torch, dtype)
     max_tokens = max(context + max(rows for _, rows in cases), prompt)
-    bandwidth, operations = measured_rates(where, kind)
+    bandwidth, operations = measured_rates(where, kind, min(repeats, 7))
     weights = random_weights(sizes, kind, where, max_tokens, quantization)
     # Where no kernel takes quantized weights they are widened.
     weight_bytes = sizes.weight_bytes(kind.itemsize, quantization if runs_triton(where) else None)

@@ -13,9 +13,11 @@ import pytest
 from deployments.dashboards.alerts import ALERTS
 from tests.deployments.promtool_cases import (
     FILES,
+    Case,
     Series,
     counter,
     expect,
+    failures_of,
     firing,
     gauge,
     judged,
@@ -40,6 +42,16 @@ class Incident:
     fires_at: int
     quiet_at: tuple[int, ...]
     step: int = 1
+
+
+def expectations(incident: Incident, job: str = "f") -> list[dict[str, object]]:
+    before, *others = incident.quiet_at
+    return [
+        expect(firing(), before, 0),
+        expect(firing(job=""), before, 0),
+        *(expect(firing(incident.alert, job), minute, 0) for minute in others),
+        expect(firing(incident.alert, job), incident.fires_at, 1),
+    ]
 
 
 def drafter(outcome: str) -> str:
@@ -212,13 +224,33 @@ INCIDENTS = [
 ]
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.alert)
-def test_an_alert_fires_in_its_incident_and_resolves(incident: Incident, tmp_path: Path) -> None:
-    before, *others = incident.quiet_at
-    expected = [expect(firing(), before, 0)]
-    expected += [expect(firing(incident.alert), minute, 0) for minute in others]
-    expected.append(expect(firing(incident.alert), incident.fires_at, 1))
-    test = {"input_series": listed(incident.series), "promql_expr_test": expected}
+#: They evaluate the same rules in the same steps.
+TOGETHER = {
+    incident.alert: Case(incident.series, tuple(expectations(incident)))
+    for incident in INCIDENTS
+    if incident.step == 1 and incident.alert != "FlotillaScrapeAbsent"
+}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return failures_of(tmp_path_factory.mktemp("rules"), TOGETHER)
+
+
+@pytest.mark.parametrize("alert", TOGETHER)
+def test_an_alert_fires_in_its_incident_and_resolves(alert: str, failures: dict[str, str]) -> None:
+    assert alert not in failures, failures[alert]
+
+
+# The first is among `BURNS`.
+ALONE = [incident for incident in INCIDENTS[1:] if incident.alert not in TOGETHER]
+
+
+@pytest.mark.parametrize("incident", ALONE, ids=lambda incident: incident.alert)
+def test_an_alert_fires_in_its_incident_in_other_steps(incident: Incident, tmp_path: Path) -> None:
+    # Of no system: there is none.
+    job = "" if incident.alert == "FlotillaScrapeAbsent" else "f"
+    test = {"input_series": listed(incident.series), "promql_expr_test": expectations(incident, job)}
     run_promtool(tmp_path, test, incident.step, is_about_slo="Burn" in incident.alert)
 
 
@@ -239,19 +271,35 @@ def test_a_target_of_its_own_makes_a_tier_stricter(tmp_path: Path) -> None:
     run_promtool(tmp_path, {"input_series": listed({**strict, **chat}), "promql_expr_test": tiers}, step=2)
 
 
-def test_a_tier_that_is_never_attained_burns_too(tmp_path: Path) -> None:
-    """It has no series with `attained="true"` if nobody configured it."""
-    series = {name: values for name, values in judged([(45, 1.0)]).items() if "false" in name}
-    expected = [expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1)]
-    run_promtool(tmp_path, {"input_series": listed(series), "promql_expr_test": expected}, step=2)
+#: Of the rules of attainment, in steps of two minutes.
+BURNS = {
+    "an alert fires in its incident and resolves": Case(
+        INCIDENTS[0].series, tuple(expectations(INCIDENTS[0]))
+    ),
+    "a tier that is never attained burns too": Case(
+        # It has no series with `attained="true"` if nobody configured it.
+        {name: values for name, values in judged([(45, 1.0)]).items() if "false" in name},
+        (expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1),),
+    ),
+    "a few missed requests wake nobody": Case(
+        # Eight requests in two hours, all missed; and a tier without any.
+        {
+            **judged([(60, 1.0)], per_step=8 / 60),
+            **judged([(60, 0.0)], per_step=0.0, tier="idle"),
+        },
+        tuple(expect(firing(), minute, 0) for minute in (62, 90, 118)),
+    ),
+}
 
 
-def test_a_few_missed_requests_wake_nobody(tmp_path: Path) -> None:
-    """Eight requests in two hours, all missed; and a tier without any."""
-    few = judged([(60, 1.0)], per_step=8 / 60)
-    none = judged([(60, 0.0)], per_step=0.0, tier="idle")
-    expected = [expect(firing(), minute, 0) for minute in (62, 90, 118)]
-    run_promtool(tmp_path, {"input_series": listed({**few, **none}), "promql_expr_test": expected}, step=2)
+@pytest.fixture(scope="module")
+def failures_of_burns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return failures_of(tmp_path_factory.mktemp("rules"), BURNS, step=2, is_about_slo=True)
+
+
+@pytest.mark.parametrize("name", BURNS)
+def test_who_burns_and_who_does_not(name: str, failures_of_burns: dict[str, str]) -> None:
+    assert name not in failures_of_burns, failures_of_burns[name]
 
 
 def test_annotations_name_the_values(tmp_path: Path) -> None:
@@ -267,7 +315,8 @@ def test_annotations_name_the_values(tmp_path: Path) -> None:
         "exp_annotations": annotations,
     }
     expected = {"eval_time": "35m", "alertname": incident.alert, "exp_alerts": [alert]}
-    run_promtool(tmp_path, {"input_series": listed(incident.series), "alert_rule_test": [expected]})
+    test = {"input_series": listed(incident.series), "alert_rule_test": [expected]}
+    run_promtool(tmp_path, test, is_about_slo=False)
 
 
 def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:

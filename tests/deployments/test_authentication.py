@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,7 +43,8 @@ KEYS = {
 NUM_PROMPT = len(ids("hi")) + 1  # the tokenizer adds its own
 
 
-def key_file(path: Any) -> SecurityConfig:
+@functools.cache
+def keys_in_yaml() -> str:
     kinds: dict[str, dict[str, Any]] = {
         "fast": {"tiers": ["fast"]},
         "all": {"permissions": ["api", "metrics", "debug", "admin"]},
@@ -55,7 +57,11 @@ def key_file(path: Any) -> SecurityConfig:
         "nothing": {"models": []},
     }
     keys = [{"name": name, "hash": hash_key(key), **kinds.get(name, {})} for name, key in KEYS.items()]
-    path.write_text(yaml.safe_dump({"keys": keys}))
+    return yaml.safe_dump({"keys": keys})
+
+
+def key_file(path: Any) -> SecurityConfig:
+    path.write_text(keys_in_yaml())
     return SecurityConfig(keys_file=path)
 
 

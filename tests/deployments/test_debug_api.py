@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.recorded_core import make_core, newest_decisions
 from cluster.succession import take_over
@@ -26,20 +28,26 @@ PATH = "/debug/decisions"
 RING = 12
 
 
+@functools.cache
+def core_with_decisions(size: int) -> SchedulerCore:
+    """A scheduler core that has answered some requests; to be read only."""
+    world = World(4, "adaserve")
+    config = world.config.model_dump() | {"debug": {"decisions": size}}
+    core = make_core(FlotillaConfig.model_validate(config), CostModel(DEFAULT_PROFILE))
+    take_over(core, world.core, world.now)
+    world.core = core
+    for number in range(8):
+        world.send(submit(number, world.rng))
+    world.drain()
+    return core
+
+
 class DecidingCell(CellStandIn):
     """A stand-in that has the decisions of a real scheduler core."""
 
     def __init__(self, size: int) -> None:
         super().__init__(lambda submit: [*ids(ANSWER), *codec().eos_ids])
-        world = World(4, "adaserve")
-        config = world.config.model_dump() | {"debug": {"decisions": size}}
-        core = make_core(FlotillaConfig.model_validate(config), CostModel(DEFAULT_PROFILE))
-        take_over(core, world.core, world.now)
-        world.core = core
-        for number in range(8):
-            world.send(submit(number, world.rng))
-        world.drain()
-        self.core = core
+        self.core = core_with_decisions(size)
 
     async def decisions(self, limit: int) -> bytes | None:
         if self.away:

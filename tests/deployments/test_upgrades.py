@@ -59,6 +59,6 @@ async def test_a_request_for_a_websocket_is_one_as_any_other(service: ApiService
 async def test_many_in_one_read_are_answered_in_turn(service: ApiService) -> None:
     asked = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
     async with serving(service, LIMITS) as port, connected(port) as (answer, _, writer):
-        writer.write(asked * 2000)
-        for _ in range(2000):
+        writer.write(asked * 1200)  # more than calls may be nested
+        for _ in range(1200):
             assert (await answer())[0].startswith(b"HTTP/1.1 200 ")

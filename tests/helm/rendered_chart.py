@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+# Helm reads it as it is loaded. By default a third of its time goes into collecting garbage.
+os.environ.setdefault("GOGC", "800")
 helm = pytest.importorskip("helm_python", reason="pip install -e '.[dev-kubernetes]'")
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "flotilla"
@@ -24,8 +27,13 @@ def chart() -> Any:
     return helm.Chart.load(CHART)
 
 
+def plain(text: str) -> Any:
+    """What `yaml.safe_load` gives, by libyaml: in a tenth of the time."""
+    return yaml.load(text, Loader=yaml.CSafeLoader)
+
+
 def scenario(name: str) -> Object:
-    return dict(yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text()))
+    return dict(plain((CHART / "ci" / f"{name}-values.yaml").read_text()))
 
 
 def files(
@@ -89,7 +97,7 @@ def cluster(values: Mapping[str, Any] | None = None, **options: Any) -> Object:
 
 
 def serve_config(values: Mapping[str, Any] | None = None) -> Object:
-    return dict(yaml.safe_load(ray_service(values)["spec"]["serveConfigV2"]))
+    return dict(plain(ray_service(values)["spec"]["serveConfigV2"]))
 
 
 def flotilla_args(values: Mapping[str, Any] | None = None) -> Object:
