@@ -211,7 +211,7 @@ def test_bad_json_is_a_400(server: Server) -> None:
     assert "JSON" in response.json()["error"]["message"]
 
 
-# tests/deployments/test_bad_requests.py sends all of them to the same front end.
+# tests/deployments/test_bad_requests.py sends more of them to the same front end, with fewer parts behind it.
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.thorough)])
 def test_bad_requests_leave_the_server_well(server: Server, every: int) -> None:
     api_over_http.check_bad_requests(server, every)
