@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "signal": (
         "attainment",
         "idle_tpot_s",
+        "background_running",
         "max_running",
         "queue_s",
         "running",
