@@ -316,7 +316,7 @@ def test_what_cannot_be_done_is_said(server: Server) -> None:
 def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
     """After targets and drafters were lost and replaced."""
     options = LosslessOptions(
-        server.url, server.model, num_prompts=3, max_tokens=28, drafters=(), api_key=server.key
+        server.url, server.model, num_prompts=2, max_tokens=20, drafters=(), api_key=server.key
     )
     report = asyncio.run(run(options))
     assert report["num_unproven"] == 0
