@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from engine import warm_up
 from engine.tensor_parallel import join, leave
 
 
@@ -20,9 +21,12 @@ def on_two_ranks(compute: Callable[[int, list[str]], Any], directories: list[str
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # One process imports torch and Transformers for all ranks of all tests, five seconds of a core.
+    # One process imports torch and Transformers for all ranks of all tests, five seconds of a core, and what
+    # the first of these tests need beside, four more.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engine.loading", "transformers.models.auto.modeling_auto"])
+    context.set_forkserver_preload(
+        ["engine.loading", "transformers.models.auto.modeling_auto", compute.__module__]
+    )
     results = context.Queue()
     ranks = [
         context.Process(target=_rank, args=(compute, rank, port, directories, results)) for rank in range(2)
@@ -43,6 +47,7 @@ def on_two_ranks(compute: Callable[[int, list[str]], Any], directories: list[str
 def _rank(
     compute: Callable[[int, list[str]], Any], rank: int, port: int, directories: list[str], results: Any
 ) -> None:
+    warm_up.WARM_ROWS = 4  # as in the tests' own process
     try:
         join(rank, 2, "127.0.0.1", port)
         found = compute(rank, directories)
