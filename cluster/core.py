@@ -216,7 +216,7 @@ class SchedulerCore:
     def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
         self._leave(request, now)
         receipt = request.receipt(now)
-        self.door.ended(request, reason, receipt, now)
+        self.door.ended(request, reason, receipt, now, self.running.values())
         event = event or TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
         event = replace(event, finish_reason=reason, receipt=receipt)
         self._emitted.setdefault(request.client, []).append(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import msgspec
 
 from cluster import admission
 from cluster.arrival_rates import ArrivalRates
+from cluster.batching.background import is_in_steps
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
 from cluster.chunk_size import chunk_tokens
@@ -20,7 +21,7 @@ from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.forecast import Forecast, Schedule
-from cluster.headroom import Headroom
+from cluster.headroom import BackgroundHeadroom, Headroom
 from cluster.outages import Outages
 from cluster.passing import expected
 from cluster.planning import StepPlanner
@@ -80,7 +81,7 @@ class Door:
     config: FlotillaConfig
     cost: CostModel
     headroom: Headroom = field(default_factory=Headroom)
-    background_headroom: Headroom = field(default_factory=Headroom)
+    background_headroom: BackgroundHeadroom = field(default_factory=BackgroundHeadroom)
     forecast: Forecast = field(init=False)
     promises: Promises = field(init=False)
     rates: ArrivalRates = field(default_factory=ArrivalRates)
@@ -93,8 +94,10 @@ class Door:
         self.forecast = Forecast(self.cost, chunk, scheduler.max_running)
         self.promises = Promises(self.config.admission.max_retry_after_s)
 
-    def ended(self, request: Request, reason: str, receipt: Receipt, now: float) -> None:
-        """A request ended; how well it was predicted is learned from."""
+    def ended(
+        self, request: Request, reason: str, receipt: Receipt, now: float, running: Iterable[Request]
+    ) -> None:
+        """A request ended, beside those who run on; how well it was predicted is learned from."""
         self.forecast.ended(request, reason)
         objective, predicted = request.submit.objective, request.predicted
         if predicted is None or reason not in ("stop", "length"):
@@ -103,7 +106,7 @@ class Door:
         if misses and not exceeds(objective, predicted, self.config.admission.tolerance):
             is_late = any(misses.values())
             self.headroom.ended(now, is_late=is_late)
-            self.background_headroom.ended(now, is_late=is_late)
+            self.background_headroom.ended(now, is_late=is_late, is_beside=is_in_steps(running))
 
     def lost(self, now: float) -> None:
         """The target is lost."""

@@ -10,6 +10,8 @@ from cluster.stream_messages import Objective, Submit
 
 _NOT_IN_STEPS = (State.READY, *PREFILL)
 
+#: Of the background, so many always run.
+LEAST_BACKGROUND = 1
 #: Of who says nothing of its urgency.
 USUAL_PRIORITY = 0
 
@@ -30,6 +32,12 @@ def is_background(request: Request, urgent: float) -> bool:
 def comes_behind(submit: Submit) -> bool:
     """The same of a request that comes, of those with objectives who say nothing of their urgency."""
     return submit.priority > USUAL_PRIORITY and submit.objective == Objective()
+
+
+def is_in_steps(running: Iterable[Request]) -> bool:
+    """Whether more of the background takes part in steps now than the one that always does."""
+    num_here = sum(comes_behind(r.submit) and r.state not in _NOT_IN_STEPS for r in running)
+    return num_here > LEAST_BACKGROUND
 
 
 def may_hold_background(requests: Iterable[Request]) -> bool:

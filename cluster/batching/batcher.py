@@ -15,7 +15,7 @@ from cluster.chunk_size import chunk_tokens
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
-from cluster.headroom import BACKGROUND_LATE_SHARE, Headroom
+from cluster.headroom import BackgroundHeadroom, Headroom
 from cluster.requests import Request
 from cluster.running_mean import RunningMean
 
@@ -30,7 +30,7 @@ class Batcher:
     fair: FairQueue = field(default_factory=FairQueue)
     # How far predictions must lie below objectives, learned at the door; also for the background's sake.
     headroom: Headroom = field(default_factory=Headroom)
-    background_headroom: Headroom = field(default_factory=lambda: Headroom(BACKGROUND_LATE_SHARE))
+    background_headroom: BackgroundHeadroom = field(default_factory=BackgroundHeadroom)
     rule: BatchingRule = field(init=False)
     _holds_back: HoldsBack | None = field(init=False)
     pace: Pace = field(init=False)

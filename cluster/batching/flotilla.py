@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cluster.admission import Room
-from cluster.batching.background import is_background, may_hold_background, most_urgent
+from cluster.batching.background import LEAST_BACKGROUND, is_background, may_hold_background, most_urgent
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
 from cluster.batching.common import (
@@ -54,8 +54,6 @@ PREEMPT_STEPS = 4
 # Requests without objectives have this share of all places whatever it costs the others, or they would
 # starve.
 BEST_EFFORT_SHARE = 1 / 8
-# Of the background so many go on.
-LEAST_BACKGROUND = 1
 
 
 class Flotilla:

@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from cluster.headroom import FIRST, LATE_SHARE, LEAST, MEMORY_S, MOST, Headroom
+from cluster.headroom import (
+    ANYWAY_MEMORY_S,
+    FIRST,
+    LATE_SHARE,
+    LEAST,
+    MEMORY_S,
+    MOST,
+    BackgroundHeadroom,
+    Headroom,
+)
 
 
 @pytest.mark.parametrize("bias", [1.0, 1.3])
@@ -44,3 +53,29 @@ def test_it_is_bounded_and_fades() -> None:
     assert headroom.value(20.0) == pytest.approx(LEAST)
     assert headroom.scarcity(20.0) == 0.0
     assert headroom.value(20.0 + 10 * MEMORY_S) == pytest.approx(FIRST, abs=1e-4)
+
+
+@pytest.mark.parametrize("anyway", [0.0, 0.3])
+def test_the_background_leaves_more_only_for_those_late_because_of_it(anyway: float) -> None:
+    """Beside it as many are late as without it, and then a tenth more."""
+    rng = random.Random(2)
+    found = []
+    for more in (0.0, 0.1):
+        headroom, values = BackgroundHeadroom(), []
+        for number in range(6_000):
+            now, is_beside = 0.1 * number, number % 4 > 0
+            is_late = rng.random() < anyway + more * is_beside
+            headroom.ended(now, is_late=is_late, is_beside=is_beside)
+            values.append(headroom.value(now))
+        assert headroom.late_anyway(now) == pytest.approx(anyway, abs=0.15)
+        found.append(sum(values[1_000:]) / 5_000)
+    assert found[0] < 0.42 < 0.5 < found[1]
+
+
+def test_what_is_late_anyway_fades_while_nobody_tells() -> None:
+    headroom = BackgroundHeadroom()
+    for _ in range(500):
+        headroom.ended(10.0, is_late=True, is_beside=False)
+    assert headroom.late_anyway(10.0) == pytest.approx(1.0, abs=1e-3)
+    headroom.ended(10.0, is_late=True, is_beside=True)
+    assert headroom.late_anyway(10.0 + ANYWAY_MEMORY_S) == pytest.approx(1 / math.e, abs=1e-3)
