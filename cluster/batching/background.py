@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from cluster.batching.common import DECODING, has_objective
+from cluster.batching.common import DECODING
 from cluster.requests import PREFILL, Request, State
 from cluster.stream_messages import Objective, Submit
 
@@ -16,22 +16,24 @@ LEAST_BACKGROUND = 1
 USUAL_PRIORITY = 0
 
 
+def comes_behind(submit: Submit) -> bool:
+    """Whether the request has no objectives, and says by its `priority` that others come first.
+
+    It is in the background of all with objectives who say nothing of their urgency.
+    """
+    return submit.priority > USUAL_PRIORITY and submit.objective == Objective()
+
+
 def is_background(request: Request, urgent: float) -> bool:
     """Whether the request is to have only the time that those with objectives leave.
 
-    It has no objectives, and says by its `priority` that others come first: above the usual 0, and
-    above theirs.
+    It comes behind, and its `priority` is above theirs, too.
 
     Args:
         request: whose it is asked of.
         urgent: priority of the most urgent of those.
     """
-    return request.submit.priority > max(USUAL_PRIORITY, urgent) and not has_objective(request)
-
-
-def comes_behind(submit: Submit) -> bool:
-    """The same of a request that comes, of those with objectives who say nothing of their urgency."""
-    return submit.priority > USUAL_PRIORITY and submit.objective == Objective()
+    return request.submit.priority > urgent and comes_behind(request.submit)
 
 
 def is_in_steps(running: Iterable[Request]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cluster.batching.background import USUAL_PRIORITY, is_background, taking_part
+from cluster.batching.background import comes_behind, taking_part
 from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack, TakesPlaces
 from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
@@ -71,7 +71,7 @@ class Batcher:
 
     def gives_way(self, request: Request) -> bool:
         """Whether it has only the time that requests of the usual priority with objectives leave."""
-        return self._holds_back is not None and is_background(request, USUAL_PRIORITY)
+        return self._holds_back is not None and comes_behind(request.submit)
 
     def in_order(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext

@@ -170,9 +170,7 @@ def test_complete_answers_satisfy_their_constraint(served: Served, codec: TextCo
     assert texts[3] in json.loads(CASES[3][1].text)
 
 
-def test_what_the_grammar_adds_is_accounted_for(
-    served: Served,
-) -> None:
+def test_what_the_grammar_adds_is_accounted_for(served: Served) -> None:
     found, totals = served("autoregressive")
     assert totals.accepted_by_drafter["grammar"] > 0
     assert totals.accepted_by_drafter["grammar"] == totals.accepted_tokens <= totals.verified_tokens
@@ -183,9 +181,7 @@ def test_what_the_grammar_adds_is_accounted_for(
         assert sum(receipt.acceptance_by_depth) == receipt.num_accepted <= receipt.num_verified
 
 
-def test_log_probabilities_are_those_before_the_mask(
-    served: Served,
-) -> None:
+def test_log_probabilities_are_those_before_the_mask(served: Served) -> None:
     off, drafted = (served(policy)[0][1] for policy in ("autoregressive", "adaserve"))
     assert len(off.logprobs) == len(off.tokens)
     # Some token was not the model's own first choice: the mask alone made it so.
