@@ -11,7 +11,8 @@ import torch
 from benchmarks.demo import load_config
 from benchmarks.local_engine import with_concurrency
 from benchmarks.tables import progress
-from cluster.cost_model import DEFAULT_PROFILE, CostProfile, StepPoint
+from cluster.cost_model import DEFAULT_PROFILE, CostProfile
+from cluster.linear_cost import StepPoint
 from cluster.local import LocalEngine
 from cluster.profile_fit import fit_cost
 from cluster.stream_messages import Submit

@@ -19,7 +19,7 @@ from benchmarks.objectives import Limit
 from benchmarks.scripted_workers import TOKEN, ScriptedWorkers
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
 from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Draft,
@@ -32,6 +32,7 @@ from cluster.events import (
     Verify,
     VerifyDone,
 )
+from cluster.linear_cost import LinearCost
 from cluster.planning import StepPlanner
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.stream_messages import Objective, Submit

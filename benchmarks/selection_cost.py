@@ -14,8 +14,9 @@ import numpy as np
 from benchmarks import environment, tables
 from cluster.calibration import Calibration
 from cluster.config import PolicyConfig
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
 from cluster.forest import Forest
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.selection import marginal_goodput, slo_customized, throughput_optimized

@@ -24,10 +24,10 @@ from ray.util import get_node_ip_address
 
 from cluster.config import TargetConfig
 from cluster.core_affinity import CoreClaim, claim_core, is_crowded, usable_cores
-from cluster.cost_model import StepPoint
 from cluster.draft_service import DraftService
 from cluster.drafter_config import DrafterConfig
 from cluster.events import VerifierReady
+from cluster.linear_cost import StepPoint
 from cluster.log_files import log_to_files
 from cluster.logs import Fields
 from cluster.model_paths import model_directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 
 # A drafter without a model, such as prompt lookup: tenths of a millisecond on any machine.
 UNMODELLED = LinearCost(rho=2e-5, delta=2e-4)

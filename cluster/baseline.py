@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
+from cluster.linear_cost import LinearCost
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cluster.config import SchedulerConfig
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 
 # A step with a full chunk takes about so many times longer than one that decodes a request. Beyond, a prompt
 # is hardly sooner read (what a step takes whatever is in it is by then a small part), and who decodes beside

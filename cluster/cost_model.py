@@ -1,4 +1,4 @@
-"""Forward time of target and drafters as a linear model with a knee (SmartSpec eq. 7, SpecServe eq. 2)."""
+"""What forwards of target and drafters take: by a profile, corrected by what they took."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cluster.call_cost import CallCost
 from cluster.call_parts import CallParts, Rows
 from cluster.cost_account import CostAccount
 from cluster.drift import DRIFT_FACTOR, Drift, DriftWatch
+from cluster.linear_cost import LinearCost
 from cluster.newest_weight import NewestWeight
 
 # Names under which verify forwards are corrected: plain decoding, with drafts in between, and what prompts
@@ -25,100 +26,6 @@ VERIFY = (VERIFY_PLAIN, VERIFY_DRAFTED, VERIFY_PROMPTS)
 PER_CALL = " per call"
 
 Float64 = NDArray[np.float64]
-
-
-class StepPoint(msgspec.Struct, frozen=True):
-    """One measured forward.
-
-    Attributes:
-        num_requests: requests in the batch.
-        num_tokens: rows of the batch; a fraction where forwards of different sizes were timed together.
-        num_context: context tokens of all requests.
-        seconds: its time.
-    """
-
-    num_requests: int
-    num_tokens: float
-    num_context: int
-    seconds: float
-
-
-class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a forward, linear but for the knee of the roofline (SmartSpec eq. 7, AdaServe section 4.3).
-
-    `alpha * context + beta * attended + gamma * tokens + gamma_knee * max(0, tokens - knee_tokens)
-    + rho * requests + delta`, with `context` and `tokens` totals over the batch and `attended` the sum over
-    rows of their context lengths.
-
-    The papers have `alpha`, `gamma` and `delta`. On a CPU attention runs request by request (`rho`), and
-    its arithmetic is not hidden behind reading the cache (`beta`). Where a GPU reads its weights in the
-    time it computes some hundred tokens, `gamma` is near zero and `gamma_knee` is what tokens cost past
-    the knee; `gamma_knee` 0 is a machine without a knee.
-    """
-
-    alpha: float = 0.0
-    beta: float = 0.0
-    gamma: float = 0.0
-    rho: float = 0.0
-    delta: float = 0.0
-    gamma_knee: float = 0.0
-    knee_tokens: float = 0.0
-
-    def seconds(
-        self, num_requests: int, num_tokens: float, num_context: int, num_attended: float | None = None
-    ) -> float:
-        """Predicted time of one forward.
-
-        Args:
-            num_requests: requests in the batch.
-            num_tokens: rows of the batch.
-            num_context: context tokens of all requests.
-            num_attended: sum over rows of their context; as if every request had the mean if None.
-        """
-        seconds = self.alpha * num_context
-        if self.beta:
-            if num_attended is None:
-                num_attended = num_tokens * num_context / num_requests if num_requests else 0.0
-            seconds += self.beta * num_attended
-        seconds += self.gamma * num_tokens
-        seconds += self.rho * num_requests + self.delta
-        if num_tokens > self.knee_tokens:
-            seconds += self.gamma_knee * (num_tokens - self.knee_tokens)
-        return seconds
-
-    def token_seconds(self, context: float = 0.0) -> float:
-        """Seconds of one more token past the knee, in a request of `context` tokens."""
-        return self.gamma + self.gamma_knee + self.beta * context
-
-    def added_seconds(self, num_tokens: int, most: int, context: float = 0.0) -> Float64:
-        """float64 [most], seconds that each of `most` further tokens adds to a forward of `num_tokens`.
-
-        Args:
-            num_tokens: rows it has.
-            most: rows considered on top.
-            context: context tokens of the requests they belong to, on average.
-        """
-        flat = self.gamma + self.beta * context
-        if self.gamma_knee == 0.0 or num_tokens + most <= self.knee_tokens:
-            return np.full(most, flat)
-        beyond = np.maximum(num_tokens + np.arange(most + 1, dtype=np.float64) - self.knee_tokens, 0.0)
-        knee: Float64 = self.gamma_knee * (beyond[1:] - beyond[:-1])
-        return knee + flat
-
-    def knee(self, num_requests: int, slack: float = 1.5) -> int:
-        """Most tokens whose time stays within `slack` times plain decoding of `num_requests`.
-
-        This is the budget B of AdaServe: past it the forward is no longer near its memory-bound floor.
-        """
-        left = (slack - 1.0) * self.seconds(num_requests, num_requests, 0)
-        before = max(0.0, self.knee_tokens - num_requests)
-        if self.gamma > 0.0 and left <= self.gamma * before:
-            return max(num_requests, int(num_requests + left / self.gamma + 1e-9))
-        slope = self.gamma + self.gamma_knee
-        if slope <= 0.0:
-            return 1 << 16
-        more = before + (left - self.gamma * before) / slope
-        return max(num_requests, min(1 << 16, int(num_requests + more + 1e-9)))
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,10 @@ from typing import Any, Literal, Protocol
 
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import DEFAULT_PROFILE, CostProfile, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostProfile
 from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
+from cluster.linear_cost import LinearCost
 from cluster.placement import free_names, instance_names
 from cluster.profile_file import load_profile
 from cluster.takeover import Instance

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from cluster.config import FlotillaConfig, TargetConfig
-from cluster.cost_model import CostProfile, LinearCost, StepPoint
+from cluster.cost_model import CostProfile
 from cluster.drafter_config import BesideTargetConfig, DrafterConfig
+from cluster.linear_cost import LinearCost, StepPoint
 from cluster.model_paths import model_directory
 
 # Raised whenever the meaning of a field changes; no other version is read.

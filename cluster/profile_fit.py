@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar, nnls
 
-from cluster.cost_model import LinearCost, StepPoint
+from cluster.linear_cost import LinearCost, StepPoint
 from cluster.profile_file import Fit, FitQuality
 
 Float64 = NDArray[np.float64]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import torch
 
 from cluster.config import FlotillaConfig, TargetConfig
-from cluster.cost_model import StepPoint
 from cluster.drafter_config import DrafterConfig, ModelDrafterConfig
+from cluster.linear_cost import StepPoint
 from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_file import (
     TARGET,

@@ -13,7 +13,7 @@ from cluster.cell_stats import CellStats
 from cluster.client_server import ClientServer
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.events import (
     Action,
     Cancelled,
@@ -29,6 +29,7 @@ from cluster.events import (
     Verify,
     VerifyDone,
 )
+from cluster.linear_cost import LinearCost
 from cluster.rank import RankAgreement
 from cluster.recorded_core import make_core
 from cluster.request_accounts import RequestAccounts

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from cluster.config import TargetConfig
-from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
+from cluster.linear_cost import StepPoint
 from cluster.model_paths import adapter_directory, model_directory
 from cluster.rank import Rank
 from engine.devices import resolve_device

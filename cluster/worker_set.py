@@ -13,10 +13,11 @@ from ray.exceptions import RayError
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts
 from cluster.config import FlotillaConfig
 from cluster.core_keeping import CoreKeeping
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
 from cluster.draft_service import DraftService
 from cluster.drafter_config import BesideTargetConfig, DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
+from cluster.linear_cost import LinearCost
 from cluster.placement import plan_added, plan_cell, rank_name
 from cluster.placement_config import ResourcesConfig
 from cluster.placing import placing

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import nnls
 
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from simulator.acceptance import DraftQuality
 from simulator.hardware import PROFILES, DrafterProfile, HardwareProfile
 from simulator.roofline import ACCELERATORS, BYTES, MODELS, SMALL_KERNELS, Accelerator, Model, RooflineTimes

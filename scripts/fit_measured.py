@@ -23,7 +23,7 @@ from fit_hardware import GOOD, MEMORY_SHARE, rounded
 from scipy.optimize import nnls
 
 from benchmarks.forward_floor import Sizes
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from simulator.hardware import PROFILES, DrafterProfile, HardwareProfile, Trips
 from simulator.roofline import ACCELERATORS, BYTES
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from benchmarks.fidelity_record import CALIBRATION, DraftSample, FidelityRecord, ServedRun, StepSample
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
+from cluster.linear_cost import LinearCost
 from simulator.acceptance import DraftQuality
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips
 from simulator.pace import fit_pace

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
+from cluster.linear_cost import LinearCost
 from simulator.acceptance import DraftQuality
 from simulator.pace import Phase
 from simulator.proposing import EAGLE, EagleProfile

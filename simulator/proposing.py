@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from drafters.messages import DraftPlan
 from engine.proposals import Proposals
 from engine.proposed_growth import grown

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.call_parts import chunk_rows
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from engine.tree import TokenTree

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.drafter_choice import GlobalMeanRule, PoolRule, goodputs, replay
 from benchmarks.drafter_scores import DrafterScores, ScoredPrompt
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
+from cluster.linear_cost import LinearCost
 from drafters.protocol import Capabilities
 
 RATES = {"a": {"first": 0.9, "second": 0.7}, "b": {"first": 0.7, "second": 0.9}}

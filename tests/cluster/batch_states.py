@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cluster.batching.base import BatchContext
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.requests import Request, State
 from cluster.stream_messages import Objective, Submit
 from engine.sampling_params import SamplingParams

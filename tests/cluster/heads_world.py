@@ -9,7 +9,7 @@ import msgspec
 
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
 from cluster.events import (
     Draft,
     DraftDone,
@@ -20,6 +20,7 @@ from cluster.events import (
     Verify,
     VerifyDone,
 )
+from cluster.linear_cost import LinearCost
 from cluster.policies.registry import make_policy
 from cluster.stream_messages import Submit
 from drafters.heads_drafter import HeadsDrafter

@@ -11,7 +11,7 @@ import msgspec
 
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
 from cluster.events import (
     Action,
     Draft,
@@ -26,6 +26,7 @@ from cluster.events import (
     WorkerLost,
 )
 from cluster.invariants import check_invariants
+from cluster.linear_cost import LinearCost
 from cluster.policies.registry import make_policy
 from cluster.requests import State
 from cluster.stream_messages import Submit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.added_costs import SHARE_OF_TARGET, UNMODELLED, estimated_cost, scaled
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 
 TARGET = LinearCost(alpha=1e-6, gamma=1e-3, delta=1e-2, knee_tokens=64.0)
 SMALL, LARGE = LinearCost(gamma=1e-4, delta=1e-3), LinearCost(gamma=5e-4, delta=5e-3)

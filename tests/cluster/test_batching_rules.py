@@ -14,7 +14,8 @@ from cluster.batching.common import IN_CALL, batch_limit, tokens_left
 from cluster.batching.priority import urgency
 from cluster.batching.registry import BATCHING_RULES, make_rule
 from cluster.batching.sep_pipe import pipeline
-from cluster.cost_model import VERIFY_DRAFTED, CostModel, CostProfile, LinearCost
+from cluster.cost_model import VERIFY_DRAFTED, CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.requests import Request, State
 from tests.cluster.batch_states import cells, context, ids, of_state, request, requests_in
 from tests.examples import examples

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
 from cluster.events import Cancelled, Event, Tick
+from cluster.linear_cost import LinearCost
 from cluster.requests import State
 from cluster.stream_messages import Objective, Submit
 from tests.cluster.clocked import ClockedWorld, poisson

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.call_cost import CallCost
-from cluster.cost_model import PER_CALL, CostModel, CostProfile, LinearCost
+from cluster.cost_model import PER_CALL, CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 
 
 @given(st.floats(0.5, 3.0), st.floats(0.0, 2e-3), st.integers(0, 100))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from cluster.batching.call_time import CallTime
 from cluster.call_parts import NO_ROWS, chunk_rows
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.requests import Request, State
 from cluster.verify_calls import VerifyCalls
 from engine.sampling_params import RequestSpec, SamplingParams

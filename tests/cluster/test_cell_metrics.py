@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.adapter_config import AdapterConfig
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig, TargetConfig
-from cluster.cost_model import LinearCost
 from cluster.drafter_config import ModelDrafterConfig
 from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
+from cluster.linear_cost import LinearCost
 from cluster.placement import instance_names
 from cluster.request_accounts import RequestAccounts
 from cluster.stream_messages import Objective, Receipt, TokenEvent

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from cluster.batching.batcher import Batcher
 from cluster.chunk_size import CHUNK_MULTIPLE, LEAST_CHUNK, MOST_CHUNK, chunk_tokens
 from cluster.config import SchedulerConfig, SelectorConfig
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile
 from cluster.drafter_pool import DrafterPool
+from cluster.linear_cost import LinearCost
 from simulator import hardware
 
 

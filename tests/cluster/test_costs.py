@@ -18,16 +18,9 @@ from cluster.call_parts import NO_ROWS, Rows
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import (
-    VERIFY_DRAFTED,
-    VERIFY_PLAIN,
-    VERIFY_PROMPTS,
-    CostModel,
-    CostProfile,
-    LinearCost,
-    StepPoint,
-)
+from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, VERIFY_PROMPTS, CostModel, CostProfile
 from cluster.drift import DRIFT_STEPS, Drift
+from cluster.linear_cost import LinearCost, StepPoint
 from cluster.policies.registry import make_policy
 from cluster.profile_fit import fit_cost
 from tests.examples import examples

@@ -7,7 +7,8 @@ import pytest
 
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.scheduler_shell import SchedulerShell
 from selector.acceptance import INITIAL_RATE
 from selector.lbss import Lbss

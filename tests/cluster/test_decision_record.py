@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
 from cluster.decisions import (
     FORMAT_VERSION,
     CalibrationTable,
@@ -31,6 +31,7 @@ from cluster.decisions import (
     encode_entry,
     read_entries,
 )
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest
 from cluster.recorded_context import restored_context
 from drafters.messages import DraftPlan

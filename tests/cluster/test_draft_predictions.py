@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
 from cluster.drafter_pool import DrafterPool
+from cluster.linear_cost import LinearCost
 from drafters.messages import Draft, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from engine.tree import TokenTree

@@ -11,8 +11,9 @@ import pytest
 
 from cluster.config import PolicyConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
 from cluster.head_proposals import PROBE_STEPS
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.fixed import Fixed
 from cluster.policies.rest import REST_OF_FEW

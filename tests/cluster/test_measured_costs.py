@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.cost_model import VERIFY_DRAFTED, CostModel, CostProfile, LinearCost
+from cluster.cost_model import VERIFY_DRAFTED, CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.pool_views import LAYERS, MeasuredCosts
 from selector.goodput import best_goodput
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.cost_model import LinearCost
 from cluster.drafter_config import DrafterConfig, PromptLookupConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.lifecycle import Lifecycle
+from cluster.linear_cost import LinearCost
 from cluster.pool_changes import PoolChanges
 from cluster.pool_errors import DrafterFailed, UnknownDrafter
 from cluster.worker_set import WorkerSet

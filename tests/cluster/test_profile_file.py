@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.cost_model import LinearCost, StepPoint
+from cluster.linear_cost import LinearCost, StepPoint
 from cluster.local import LocalEngine
 from cluster.profile_file import (
     VERSION,

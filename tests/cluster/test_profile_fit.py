@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cost_model import LinearCost, StepPoint
+from cluster.linear_cost import LinearCost, StepPoint
 from cluster.profile_fit import fit_cost, fit_held_out, quality_of
 from tests.examples import examples
 

@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.config import FlotillaConfig, PolicyConfig
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile
 from cluster.decision_log import DecisionLog
 from cluster.decisions import FORMAT_VERSION, Header, StepRecord, decode_entry
 from cluster.events import Action, Draft, Verify
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, Rests, StopsDrafting
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.recorded_core import RecordedCore, make_core, recorded

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.decisions import StepRecord, read_entries
 from cluster.events import DrafterReady
+from cluster.linear_cost import LinearCost
 from cluster.recorded_core import make_core
 from cluster.replay import Replay, ReplayedStep
 from cluster.stream_messages import Objective

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unittest import mock
 
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
 from cluster.events import Action, Draft, VerifyDone
+from cluster.linear_cost import LinearCost
 from engine.sampling_params import SamplingParams
 from selector.lbss import Lbss
 from selector.protocol import Outcome

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.call_parts import NO_ROWS, Rows
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies import horizon
 from cluster.policies.base import DecodeRequest
 from cluster.policies.horizon import required_by, required_tokens

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.baseline import Baseline
 from cluster.config import FlotillaConfig
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from cluster.stream_messages import Objective
 from cluster.tier_config import MOST_MS, Target, TierConfig, check_target, multiple_of, resolve
 from deployments.objectives import (

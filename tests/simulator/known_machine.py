@@ -8,7 +8,8 @@ from benchmarks.acceptance_table import AcceptanceTable
 from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRequest, ServedRun, StepSample
 from benchmarks.fidelity_steps import read_steps
 from cluster.config import DebugConfig
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.cost_model import CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
 from simulator.acceptance import AcceptanceModel, DraftQuality, choices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from cluster.stream_messages import Objective
 from simulator.acceptance import DraftQuality
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips

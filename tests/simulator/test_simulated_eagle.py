@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from cluster.outstanding_verify import OutstandingVerify
 from drafters.messages import DraftPlan
 from engine.proposed_growth import grown

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cost_model import LinearCost
+from cluster.linear_cost import LinearCost
 from drafters.messages import DraftPlan
 from engine.beam import Beam
 from engine.sampling_params import RequestSpec, SamplingParams

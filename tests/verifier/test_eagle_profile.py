@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import eagle_cost
-from cluster.cost_model import StepPoint
+from cluster.linear_cost import StepPoint
 from cluster.profile_fit import NUM_COEFFICIENTS, fit_cost
 from engine.devices import Stopwatch
 from engine.eagle_loading import EagleFiles

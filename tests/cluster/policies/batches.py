@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cluster.calibration import Calibration
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, StepContext
 from engine.tree import TokenTree
 

@@ -8,7 +8,8 @@ import pytest
 
 from cluster.call_parts import NO_ROWS, Rows
 from cluster.config import PolicyConfig
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies.flotilla import Flotilla
 from cluster.step_overhead import StepOverhead
 from tests.cluster.policies.batches import context, request

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import StepContext
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.flotilla import PROBE_DEPTH, STILL_PAYS, Flotilla

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from cluster.config import PolicyConfig
-from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel, CostProfile, LinearCost
+from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, Policy, StepContext
 from cluster.policies.registry import make_policy
 from engine.tree import TokenTree

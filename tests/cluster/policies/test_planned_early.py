@@ -8,8 +8,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from cluster.cost_model import DEFAULT_PROFILE, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE
 from cluster.invariants import check_at_rest
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.planned_early import PlannedEarly
 from cluster.stream_messages import Objective

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from cluster.config import PolicyConfig
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies.flotilla import Flotilla
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, request

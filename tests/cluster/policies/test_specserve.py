@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
-from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
+from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, StepContext, StopsDrafting
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.policies.specserve import Estimator, SpecServe, confidence_prior, strictest
