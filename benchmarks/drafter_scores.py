@@ -68,8 +68,9 @@ def measure() -> DrafterScores:
     config = load_config(None)
     policy = config.policy.model_copy(update={"name": "autoregressive"})
     engine = LocalEngine(with_concurrency(config.model_copy(update={"policy": policy}), CONCURRENCY))
+    target = profile_target(engine.target)
     profile = CostProfile(
-        target=fit_cost(profile_target(engine.target)),
+        target=fit_cost(target.points, target.expert_share),
         drafters={
             # Processor time, and often: two drafters of one size must not differ by what else runs.
             name: fit_cost(

@@ -27,7 +27,7 @@ from cluster.core_affinity import CoreClaim, claim_core, is_crowded, usable_core
 from cluster.draft_service import DraftService
 from cluster.drafter_config import DrafterConfig
 from cluster.events import VerifierReady
-from cluster.linear_cost import StepPoint
+from cluster.linear_cost import StepPoint, TargetForwards
 from cluster.log_files import log_to_files
 from cluster.logs import Fields
 from cluster.model_paths import model_directory
@@ -305,7 +305,7 @@ class VerifierWorker(_Worker):
         self._server.keep_to({self._claim.core})
         return self._claim.core
 
-    def profile(self) -> list[StepPoint]:
+    def profile(self) -> TargetForwards:
         """Measured cost of verify forwards; every rank must be asked at the same time."""
         from cluster.target import profile_target
 

@@ -29,19 +29,6 @@ def estimated_cost(
         return UNMODELLED
     models = [(size, cost) for size, cost in known.values() if size > 0]
     if not models:
-        return scaled(target, SHARE_OF_TARGET)
+        return target.scaled(SHARE_OF_TARGET)
     size, cost = min(models, key=lambda model: max(model[0] / num_parameters, num_parameters / model[0]))
-    return scaled(cost, num_parameters / size)
-
-
-def scaled(cost: LinearCost, factor: float) -> LinearCost:
-    """The same forward, so many times as long."""
-    return LinearCost(
-        alpha=cost.alpha * factor,
-        beta=cost.beta * factor,
-        gamma=cost.gamma * factor,
-        rho=cost.rho * factor,
-        delta=cost.delta * factor,
-        gamma_knee=cost.gamma_knee * factor,
-        knee_tokens=cost.knee_tokens,
-    )
+    return cost.scaled(num_parameters / size)

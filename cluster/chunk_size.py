@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cluster.config import SchedulerConfig
-from cluster.linear_cost import LinearCost
+from cluster.linear_cost import LinearCost, experts_read
 
 # A step with a full chunk takes about so many times longer than one that decodes a request. Beyond, a prompt
 # is hardly sooner read (what a step takes whatever is in it is by then a small part), and who decodes beside
@@ -21,13 +21,15 @@ def chunk_tokens(scheduler: SchedulerConfig, target: LinearCost) -> int:
     Args:
         scheduler: says how many, or `auto`.
         target: what forwards of the target cost by the profile. `auto` is the power of two that takes nearest
-            to `CHUNK_MULTIPLE` forwards of one token: 1,024 of an 8B model on an H200, 128 on a CPU.
+            to `CHUNK_MULTIPLE` forwards of one token: 1,024 of an 8B model on an H200, 128 on a CPU. A chunk
+            needs all experts of a mixture, so it is forwards with all of them read that count.
     """
     if scheduler.prefill_chunk != "auto":
         return scheduler.prefill_chunk
     token_s = target.token_seconds()
     if token_s <= 0.0:  # not measured
         return LEAST_CHUNK
-    wanted = CHUNK_MULTIPLE * target.seconds(1, 1, 0) / token_s
+    unread_s = target.experts_s * (1.0 - experts_read(1.0, target.expert_share))
+    wanted = CHUNK_MULTIPLE * (target.seconds(1, 1, 0) + unread_s) / token_s
     most = min(max(wanted, LEAST_CHUNK), MOST_CHUNK)
     return 1 << round(math.log2(most))

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar, nnls
 
-from cluster.linear_cost import LinearCost, StepPoint
+from cluster.linear_cost import LinearCost, StepPoint, experts_read
 from cluster.profile_file import Fit, FitQuality
 
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
-# Columns of the regression: alpha, beta, gamma, rho, delta.
+# Columns of the regression: alpha, beta, gamma, rho, delta; and experts, where there are any.
 NUM_COEFFICIENTS = 5
 # A knee costs two parameters: it must lower the root mean square of relative errors by this share.
 KNEE_GAIN = 0.1
@@ -24,44 +24,57 @@ ROUNDING = 1e-9
 HELD_OUT = 0.25
 
 
-def fit_cost(points: Sequence[StepPoint]) -> LinearCost:
+def fit_cost(points: Sequence[StepPoint], expert_share: float = 0.0) -> LinearCost:
     """Least squares of relative errors with non-negative coefficients, with a knee where one pays.
+
+    Args:
+        points: forwards measured.
+        expert_share: of a layer's experts, how many each token is sent to; 0 for a model without any.
 
     Raises:
         ValueError: with fewer points than coefficients, or a time that is not positive.
     """
-    if len(points) < NUM_COEFFICIENTS:
-        raise ValueError(f"{len(points)} points cannot fit {NUM_COEFFICIENTS} coefficients")
+    num_coefficients = NUM_COEFFICIENTS + (expert_share > 0.0)
+    if len(points) < num_coefficients:
+        raise ValueError(f"{len(points)} points cannot fit {num_coefficients} coefficients")
     seconds = np.array([point.seconds for point in points])
     if not (seconds > 0.0).all():
         raise ValueError("a forward of no time at all was measured")
     tokens = np.array([point.num_tokens for point in points], dtype=np.float64)
     requests = np.array([point.num_requests for point in points], dtype=np.float64)
     context = np.array([point.num_context for point in points], dtype=np.float64)
-    ones = np.ones(len(points))
-    columns = np.stack([context, tokens * context / requests, tokens, requests, ones], axis=1)
-    plain, error = _solve(columns, seconds)
-    fitted = plain, 0.0, 0.0
-    knee, knee_error = _best_knee(columns, tokens, seconds)
+    columns = np.stack([context, tokens * context / requests, tokens, requests, np.ones(len(points))], axis=1)
+    if expert_share > 0.0:
+        columns = np.column_stack([columns, experts_read(tokens, expert_share)])
+    coefficients, error = _solve(columns, seconds)
+    gamma_knee = knee = 0.0
+    best_knee, knee_error = _best_knee(columns, tokens, seconds)
     if error > ROUNDING and knee_error <= (1.0 - KNEE_GAIN) * error:
-        bent, _ = _solve(_with_knee(columns, tokens, knee), seconds)
-        fitted = bent[:NUM_COEFFICIENTS], float(bent[NUM_COEFFICIENTS]), knee
-    (alpha, beta, gamma, rho, delta), gamma_knee, knee = fitted
+        bent, _ = _solve(_with_knee(columns, tokens, best_knee), seconds)
+        coefficients, gamma_knee, knee = bent[:-1], float(bent[-1]), best_knee
+    alpha, beta, gamma, rho, delta, *experts = coefficients.tolist()
     return LinearCost(
-        alpha=float(alpha),
-        beta=float(beta),
-        gamma=float(gamma),
-        rho=float(rho),
-        delta=float(delta),
+        alpha=alpha,
+        beta=beta,
+        gamma=gamma,
+        rho=rho,
+        delta=delta,
         gamma_knee=gamma_knee,
         knee_tokens=knee,
+        experts_s=experts[0] if experts else 0.0,
+        expert_share=expert_share,
     )
 
 
-def fit_held_out(points: Sequence[StepPoint], seed: int = 0) -> Fit:
+def fit_held_out(points: Sequence[StepPoint], seed: int = 0, *, expert_share: float = 0.0) -> Fit:
     """Fit to three quarters of the points, chosen at random, and predict the others.
 
     The smallest and the largest forward are always fitted: the errors are those of interpolation.
+
+    Args:
+        points: forwards measured.
+        seed: of the choice.
+        expert_share: as of `fit_cost`.
 
     Raises:
         ValueError: as `fit_cost`, or when too few points are left to be held out.
@@ -72,7 +85,8 @@ def fit_held_out(points: Sequence[StepPoint], seed: int = 0) -> Fit:
     held_out[inner[: int(HELD_OUT * len(points))]] = True
     if not held_out.any():
         raise ValueError(f"{len(points)} points are too few to hold some out")
-    cost = fit_cost([point for point, out in zip(points, held_out, strict=True) if not out])
+    fitted = [point for point, out in zip(points, held_out, strict=True) if not out]
+    cost = fit_cost(fitted, expert_share)
     return Fit(cost=cost, quality=quality_of(cost, points, held_out), held_out=held_out.tolist())
 
 

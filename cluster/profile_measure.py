@@ -63,7 +63,7 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
     with _other_ranks(config.target) as rank:
         points, heads, shape = _measured(config.target, rank, lambda *progress: report(TARGET, *progress))
     ranks, cpu_time = config.target.tensor_parallel, _is_on_one_core(config.target)
-    measured = _fitted(TARGET, identify_target(config.target), points)
+    measured = _fitted(TARGET, identify_target(config.target), points, shape.expert_share)
     drafters = {}
     for drafter in config.drafters:
         if drafter.runs_beside_target:
@@ -152,9 +152,11 @@ def _drafter_profile(
     return _fitted(config.name, identify_drafter(config), points)
 
 
-def _fitted(name: str, model: ModelIdentity, points: list[StepPoint]) -> ModelProfile:
+def _fitted(
+    name: str, model: ModelIdentity, points: list[StepPoint], expert_share: float = 0.0
+) -> ModelProfile:
     try:
-        return ModelProfile.of(model, points, fit_held_out(points))
+        return ModelProfile.of(model, points, fit_held_out(points, expert_share=expert_share))
     except ValueError as error:
         raise ValueError(f"{name}: {error}; more fit a larger KV pool (num_slots)") from error
 

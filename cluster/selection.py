@@ -117,18 +117,19 @@ def throughput_optimized(chosen: Bool, path_probability: Float64, budget: int) -
 def marginal_goodput(
     chosen: Bool, path_probability: Float64, base_s: float, token_s: float | Float64
 ) -> Bool:
-    """Add the next-best node while expected tokens per second rise (design, "Beyond the papers").
+    """Add the likeliest nodes, as many as give most expected tokens per second (design, "Beyond the papers").
 
     With E expected tokens so far in T seconds, a node of probability f that costs `token_s` raises E / T
-    exactly when f / token_s > E / T. Nodes come in descending f and each costs at least what the one before
-    it does, so the first that does not pay ends it.
+    exactly when f / token_s > E / T. Where each costs at least what the one before it does, the first that
+    does not pay ends it. Where further ones cost less, as in a mixture of experts, one that does not pay may
+    be on the way to some that do, so all numbers of nodes are compared; of equals the fewest are taken.
 
     Args:
         chosen: bool [nodes], chosen so far.
         path_probability: float64 [nodes], expected acceptance of each node.
         base_s: seconds of the whole step (drafting, overhead, verification) with `chosen`.
-        token_s: seconds one more token adds; or float64 [nodes not chosen], never falling: what the
-            first adds, the second, and so on.
+        token_s: seconds one more token adds; or float64 [nodes not chosen]: what the first adds, the second,
+            and so on.
 
     Returns:
         bool [nodes], a superset of `chosen`.
@@ -143,22 +144,18 @@ def marginal_goodput(
         f_of = path_probability.tolist()
         result[selection_of_few.paying(left, f_of, expected_now, base_s, costs.tolist())] = True
         return result
-    # A node that would not pay as the next one never pays: with every node taken E / T has only risen.
-    rest = (~chosen & (path_probability * base_s > expected_now * costs[0])).nonzero()[0]
+    # The last one taken pays at what it costs and at the E / T that is reached, which is no less than now.
+    rest = (~chosen & (path_probability * base_s > expected_now * costs.min())).nonzero()[0]
     if len(rest) == 0:
         return chosen
     f = path_probability[rest]
     descending = -f
     descending.sort()
     np.negative(descending, out=descending)
-    before = np.zeros(len(rest))
-    descending[:-1].cumsum(out=before[1:])
-    costs = costs[: len(rest)]
-    seconds = base_s + costs.cumsum() - costs
-    pays = descending * seconds > (expected_now + before) * costs
-    count = int(pays.argmin())
-    if count == 0 and pays[0]:  # all of them pay
-        count = len(rest)
+    goodput = np.empty(len(rest) + 1)
+    goodput[0] = expected_now / base_s
+    np.divide(expected_now + descending.cumsum(), base_s + costs[: len(rest)].cumsum(), out=goodput[1:])
+    count = int(goodput.argmax())
     result = chosen.copy()
     if count > 0:
         result[rest[_highest(f, count, descending[count - 1])]] = True

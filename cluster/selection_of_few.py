@@ -91,20 +91,19 @@ def paying(
     base_s: float,
     costs: Iterable[float],
 ) -> list[int]:
-    """Nodes of `rest`, from the likeliest on, while the next one raises expected tokens per second.
+    """Of `rest`, the likeliest nodes: as many as give most expected tokens per second, of equals the fewest.
 
     As of `selection.marginal_goodput`: `expected` tokens in `base_s` seconds without them, and what the first
     adds to these, the second, and so on.
     """
-    found: list[int] = []
-    for node, cost in zip(sorted(rest, key=lambda node: -path_probability[node]), costs, strict=False):
-        f = path_probability[node]
-        if f * base_s <= expected * cost:
-            break
-        found.append(node)
-        expected += f
+    ordered = sorted(rest, key=lambda node: -path_probability[node])
+    count, most, least_s = 0, expected, base_s
+    for number, (node, cost) in enumerate(zip(ordered, costs, strict=False), 1):
+        expected += path_probability[node]
         base_s += cost
-    return found
+        if expected * least_s > most * base_s:
+            count, most, least_s = number, expected, base_s
+    return ordered[:count]
 
 
 def by_tree(offsets: Sequence[int], chosen: Iterable[int]) -> list[Int32]:

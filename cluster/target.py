@@ -9,7 +9,7 @@ import torch
 
 from cluster.config import TargetConfig
 from cluster.events import VerifierReady
-from cluster.linear_cost import StepPoint
+from cluster.linear_cost import StepPoint, TargetForwards
 from cluster.model_paths import adapter_directory, model_directory
 from cluster.rank import Rank
 from engine.devices import resolve_device
@@ -144,7 +144,7 @@ REQUEST_COUNTS = (1, 4, 16)
 CONTEXTS = (48, 320)
 
 
-def profile_target(target: Target, repeats: int = 5) -> list[StepPoint]:
+def profile_target(target: Target, repeats: int = 5) -> TargetForwards:
     """Measure verify forwards; takes a few seconds for the demo target, before the first request."""
     measured = measure_step_costs(
         target.runner,
@@ -154,10 +154,11 @@ def profile_target(target: Target, repeats: int = 5) -> list[StepPoint]:
         request_counts=REQUEST_COUNTS,
         then=target.read_rows,
     )
-    return [
+    points = [
         StepPoint(num_requests, num_tokens, num_requests * context, seconds)
         for num_requests, num_tokens, context, seconds in measured
     ]
+    return TargetForwards(points=points, expert_share=target.runner.shape.expert_share)
 
 
 def profile_heads(target: Target, *, cpu_time: bool = False) -> list[StepPoint]:

@@ -260,8 +260,9 @@ class WorkerSet:
     async def measure_target(self) -> LinearCost:
         """What verify forwards cost; every rank computes, the first is believed."""
         target = self.workers[VERIFIER]
-        points = asyncio.gather(*(actor.profile.remote() for actor in target.actors))
-        return fit_cost((await self._watched(target, points))[0])
+        forwards = asyncio.gather(*(actor.profile.remote() for actor in target.actors))
+        first = (await self._watched(target, forwards))[0]
+        return fit_cost(first.points, first.expert_share)
 
     async def measure_drafter(self, name: str) -> LinearCost:
         """What draft forwards of one instance cost, which must be asked nothing else meanwhile."""

@@ -61,12 +61,18 @@ def table(profile: ProfileFile) -> Table:
     clock = "processor time" if profile.clock == "cpu" else "wall time"
     title = f"Forwards on {profile.machine.hardware}, {clock}"
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    headings = ("fixed\nms", "request\nµs", "token\nµs", "past knee\nµs", "context\nns", "x row\nns", "error")
+    headings = ["fixed\nms", "request\nµs", "token\nµs", "past knee\nµs", "context\nns", "x row\nns", "error"]
+    has_experts = any(model.cost.experts_s for model in profile.models.values())
+    if has_experts:
+        headings.insert(1, "experts\nms")
     shown.add_column("model", no_wrap=True)
     for heading in headings:
         shown.add_column(heading, justify="right", no_wrap=True)
     for name, model in profile.models.items():
-        shown.add_row(name, *_figures(model))
+        figures = _figures(model)
+        if has_experts:
+            figures.insert(1, f"{model.cost.experts_s * 1e3:.3f}" if model.cost.experts_s else "-")
+        shown.add_row(name, *figures)
     return shown
 
 

@@ -22,6 +22,7 @@ from engine.capturable import Computed
 from engine.context_length import longest_sequence
 from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import index_on
+from engine.expert_routing import routing_of
 from engine.hf_adapters import attach_adapters
 from engine.hf_attention import ATTENTION_NAME, Pass, check_window, current
 from engine.runner import KeyTokens, ModelShape, Segment
@@ -103,12 +104,14 @@ class HFRunner:
         self._features = torch.empty(0, 0, device=self._device)
         self._feature_rows: Int32 | None = None
         zero = np.zeros(1, dtype=np.int32)
-        self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
+        with routing_of(model) as routing:
+            self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
         self._shape = ModelShape(
             vocab_size=int(config.vocab_size),
             max_tokens=self._max_tokens,
             num_layers=self._num_layers,
             kv_bytes_per_token=self._attention.bytes_per_token,
+            expert_share=routing.share,
         )
 
     @property

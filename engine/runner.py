@@ -47,12 +47,21 @@ class KeyTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What callers need to know of a model: vocabulary, longest sequence, and bytes of KV per token."""
+    """What callers need to know of a model.
+
+    Attributes:
+        vocab_size: token ids run below this.
+        max_tokens: longest sequence.
+        num_layers: layers with keys and values.
+        kv_bytes_per_token: of the KV pool, over all layers.
+        expert_share: of a layer's experts, how many each token is sent to; 0 for a model without any.
+    """
 
     vocab_size: int
     max_tokens: int
     num_layers: int
     kv_bytes_per_token: int
+    expert_share: float = 0.0
 
 
 class ModelRunner(Protocol):

@@ -48,6 +48,8 @@ class EstimateRule(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
         token_s: seconds each draft token adds to verification.
         knee: draft tokens with which verification reaches the knee of its roofline.
         past_knee_s: seconds that each draft token past the knee adds on top.
+        experts_s: seconds of the experts that no root is sent to.
+        expert_share: of all experts, how many each token is sent to.
         mean_confidence: historical mean draft probability, the prediction for a layer not drafted yet.
         tpot_s: strictest objective among the requests, in seconds per token; None without one.
     """
@@ -60,6 +62,8 @@ class EstimateRule(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
     mean_confidence: float
     knee: float = 0.0
     past_knee_s: float = 0.0
+    experts_s: float = 0.0
+    expert_share: float = 0.0
     tpot_s: float | None = None
 
     def estimate(self, tokens: float, depth: int, num_drafted: int) -> float:
@@ -67,6 +71,8 @@ class EstimateRule(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
         step_s = self.base_s + self.token_s * num_drafted
         if num_drafted > self.knee:
             step_s += self.past_knee_s * (num_drafted - self.knee)
+        if self.experts_s:
+            step_s += self.experts_s * (1.0 - (1.0 - self.expert_share) ** num_drafted)
         if depth > 0:
             step_s += self.first_layer_s + (depth - 1) * self.layer_s
         return slo_aware_estimate(tokens, step_s, self.tpot_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,7 +32,6 @@ _NOTHING_FIXED = 0.01
 LEAST_SAMPLES = 20
 # A plain step among drafted ones takes so much of what those take beside drafting and forwards.
 _PLAIN_SHARE = 0.75
-_COEFFICIENTS = ("alpha", "beta", "gamma", "rho", "delta", "gamma_knee")
 
 
 class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +104,7 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
         drafters={
             name: DrafterProfile(
                 model=name,
-                cost=scaled(cost, lines[name].factor) if name in lines else cost,
+                cost=cost.scaled(lines[name].factor) if name in lines else cost,
                 quality=DraftQuality(rate={"*": 0.5}),
                 call_s=lines[name].fixed_s if name in lines else 0.0,
             )
@@ -160,12 +158,6 @@ def _draft_s(cost: LinearCost, draft: DraftSample, line: _Line | None) -> float:
     """A call by its line, or by the profile."""
     seconds = draft_seconds(cost, draft)
     return seconds if line is None else line.seconds(seconds)
-
-
-def scaled(cost: LinearCost, factor: float) -> LinearCost:
-    """A cost times a factor."""
-    changed: dict[str, Any] = {name: getattr(cost, name) * factor for name in _COEFFICIENTS}
-    return msgspec.structs.replace(cost, **changed)
 
 
 def _factor(pairs: Sequence[tuple[float, float]]) -> float:
@@ -232,13 +224,15 @@ def _line_of(pairs: Sequence[tuple[float, float]], bend_s: float) -> _Line:
 
 
 def _bend_s(cost: LinearCost) -> float:
-    """Where the line bends; nowhere for a profile with a knee: a cost has one."""
-    return math.inf if cost.gamma_knee or not cost.gamma else BEND * cost.seconds(1, 1, 0)
+    """Where the line bends; nowhere for a profile with a knee: a cost has one. Nor with experts, whose rows
+    and seconds are not in proportion."""
+    is_straight = cost.gamma and not cost.gamma_knee and not cost.experts_s
+    return BEND * cost.seconds(1, 1, 0) if is_straight else math.inf
 
 
 def _bent(cost: LinearCost, line: _Line) -> LinearCost:
     """The cost of such a line, its bend where it is for one short request."""
-    found = scaled(cost, line.factor)
+    found = cost.scaled(line.factor)
     if math.isinf(line.bend_s):
         return msgspec.structs.replace(found, delta=found.delta + line.fixed_s)
     rows = (line.bend_s - cost.seconds(1, 0, 0)) / cost.gamma

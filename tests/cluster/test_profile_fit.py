@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,6 +63,28 @@ def test_a_knee_is_recovered(machine: LinearCost, knee: float, steepness: float)
     errors = [abs(fitted.seconds(*shape) / bent.seconds(*shape) - 1.0) for shape in GRID]
     assert np.median(errors) < 0.02
     assert fitted.knee(1) == pytest.approx(bent.knee(1), rel=0.1, abs=1)
+
+
+@examples(40)
+@given(machines(), st.sampled_from([1 / 32, 0.125, 0.25]), st.floats(0.5, 20.0))
+def test_what_experts_take_is_recovered(machine: LinearCost, share: float, times: float) -> None:
+    mixture = msgspec.structs.replace(machine, experts_s=times * machine.delta, expert_share=share)
+    fitted = fit_cost(measure(mixture), share)
+    assert (fitted.gamma_knee, fitted.expert_share) == (0.0, share)
+    for shape in GRID:
+        assert fitted.seconds(*shape) == pytest.approx(mixture.seconds(*shape), rel=1e-5)
+    assert fitted.experts_s == pytest.approx(mixture.experts_s, rel=1e-3)
+
+
+def test_without_being_told_of_experts_few_tokens_seem_dear_and_further_ones_cheap() -> None:
+    """Measured: the demo target with 16 experts in place of each feed-forward layer, 2 per token."""
+    mixture = LinearCost(alpha=4e-6, beta=4e-7, gamma=1.2e-3, rho=4e-4, delta=1.3e-2, experts_s=0.127)
+    points = measure(msgspec.structs.replace(mixture, expert_share=0.125), noise=0.03)
+    blind, told = fit_held_out(points), fit_held_out(points, expert_share=0.125)
+    assert told.quality.median < 0.05 < 0.15 < blind.quality.median
+    one, five = told.cost.seconds(1, 1, 0), told.cost.seconds(1, 5, 0)
+    assert five / one > 2.3
+    assert blind.cost.seconds(1, 5, 0) / blind.cost.seconds(1, 1, 0) < 1.4
 
 
 @examples(40)

@@ -111,16 +111,17 @@ def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: flo
     st.sampled_from([0.0, 0.01, 0.3]),
     st.floats(0.01, 2.0),
     st.integers(0, 8),
+    st.sampled_from([1.0, 0.8, 0.5]),
 )
-def test_marginal_goodput_sees_the_knee(
-    batch: list[TokenTree], base_s: float, before_s: float, past_s: float, knee: int
+def test_marginal_goodput_sees_the_knee_and_what_experts_share(
+    batch: list[TokenTree], base_s: float, before_s: float, past_s: float, knee: int, falling: float
 ) -> None:
     forest = Forest.of(batch)
     f = forest.path_product(forest.conditional)
     roots = np.zeros(forest.num_nodes, dtype=np.bool_)
     roots[forest.roots] = True
-    free = np.arange(forest.num_nodes - forest.num_requests) < knee
-    costs = before_s + np.where(free, 0.0, past_s)
+    order = np.arange(forest.num_nodes - forest.num_requests)
+    costs = before_s + np.where(order < knee, 0.0, past_s) + (1.0 - falling) * base_s * falling**order
     chosen = marginal_goodput(roots, f, base_s, costs)
     assert_connected(forest, chosen)
 

@@ -13,7 +13,6 @@ from cluster.linear_cost import LinearCost
 from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
 from simulator.acceptance import AcceptanceModel, DraftQuality, choices
-from simulator.fidelity_fit import scaled
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips
 from simulator.noise import key_of
 from simulator.recorded import RecordedAcceptance
@@ -37,7 +36,7 @@ def machine(*, target: float = FACTOR, trips: Trips = TRIPS) -> HardwareProfile:
     """What the running system is simulated on."""
     drafter = DrafterProfile(
         model="small",
-        cost=scaled(TOLD.drafters["small"], DRAFTER_FACTOR),
+        cost=TOLD.drafters["small"].scaled(DRAFTER_FACTOR),
         quality=QUALITY,
         call_s=CALL_S,
     )
@@ -47,7 +46,7 @@ def machine(*, target: float = FACTOR, trips: Trips = TRIPS) -> HardwareProfile:
         hardware="simulated",
         source="made up",
         error="",
-        cost=scaled(TOLD.target, target),
+        cost=TOLD.target.scaled(target),
         num_slots=20_000,
         max_tokens=512,
         drafters={"small": drafter},

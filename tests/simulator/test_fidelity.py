@@ -22,7 +22,7 @@ from cluster.config import DebugConfig
 from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
 from simulator.fidelity import compare, written_profile
-from simulator.fidelity_fit import BEND, draft_seconds, fit_profile, scaled
+from simulator.fidelity_fit import BEND, draft_seconds, fit_profile
 from simulator.run import Cell, Options
 from simulator.systems import parse
 from simulator.workloads import SimRequest
@@ -194,7 +194,7 @@ def test_a_wrong_machine_is_told_from_the_right_one(calibration: FidelityRecord)
 
 
 def test_a_drafter_that_was_hardly_asked_is_as_slow_as_the_others() -> None:
-    large = scaled(TOLD.drafters["small"], 3.0)
+    large = TOLD.drafters["small"].scaled(3.0)
     told = msgspec.structs.replace(TOLD, drafters={"large": large, "small": TOLD.drafters["small"]})
     small = DraftSample(drafter="small", num_requests=1, rows=[1, 1], num_context=50, seconds=0.0)
     took_s = 1.6 * draft_seconds(told.drafters["small"], small)

@@ -36,11 +36,18 @@ def request(name: str = "r", **changes: object) -> DecodeRequest:
 
 
 def context(
-    *, draft_s: float = 2e-3, token_s: float = 5e-4, verify_s: float = 1e-2, overhead_s: float = 5e-4
+    *,
+    draft_s: float = 2e-3,
+    token_s: float = 5e-4,
+    verify_s: float = 1e-2,
+    overhead_s: float = 5e-4,
+    experts_s: float = 0.0,
 ) -> StepContext:
     drafter = LinearCost(gamma=1e-5, delta=draft_s)
     profile = CostProfile(
-        target=LinearCost(alpha=1e-6, gamma=token_s, rho=1e-4, delta=verify_s),
+        target=LinearCost(
+            alpha=1e-6, gamma=token_s, rho=1e-4, delta=verify_s, experts_s=experts_s, expert_share=0.25
+        ),
         drafters={"small": drafter, "large": LinearCost(gamma=1e-5, delta=2 * draft_s)},
     )
     return StepContext(
@@ -57,7 +64,8 @@ def context(
 @st.composite
 def contexts(draw: st.DrawFn) -> StepContext:
     draft_s, token_s, verify_s = draw(st.sampled_from(COSTS))
-    return context(draft_s=draft_s, token_s=token_s, verify_s=verify_s)
+    experts_s = draw(st.sampled_from([0.0, 0.0, 3.0 * verify_s]))
+    return context(draft_s=draft_s, token_s=token_s, verify_s=verify_s, experts_s=experts_s)
 
 
 @st.composite

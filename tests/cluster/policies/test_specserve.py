@@ -115,6 +115,7 @@ def test_nothing_predicted_beyond_the_stop_is_better(data: st.DataObject, n: int
     step=contexts(),
     knee_tokens=st.sampled_from([0.0, 2.0, 6.5]),
     gamma_knee=st.sampled_from([0.0, 4e-4]),
+    experts_s=st.sampled_from([0.0, 3e-2]),
     depth=st.integers(2, 8),
     num_drafted=st.integers(0, 20),
 )
@@ -123,12 +124,18 @@ def test_a_drafter_estimates_what_the_cost_model_says(
     step: StepContext,
     knee_tokens: float,
     gamma_knee: float,
+    experts_s: float,
     depth: int,
     num_drafted: int,
 ) -> None:
-    """The plain numbers sent along are the cost model, its knee, contexts and corrections included."""
+    """The plain numbers sent along are the cost model, its knee, experts, contexts and corrections included."""
     target = msgspec.structs.replace(
-        step.cost.profile.target, beta=1e-7, knee_tokens=knee_tokens, gamma_knee=gamma_knee
+        step.cost.profile.target,
+        beta=1e-7,
+        knee_tokens=knee_tokens,
+        gamma_knee=gamma_knee,
+        experts_s=experts_s,
+        expert_share=0.125,
     )
     drafter = LinearCost(alpha=1e-6, gamma=1e-5, delta=2e-3)
     corrections = {"small": 1.3, "verifier after drafting": 1.3}
