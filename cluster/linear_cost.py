@@ -104,7 +104,7 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of one more token past the knee, all experts read, in a request of `context` tokens."""
         return self.gamma + self.gamma_knee + self.beta * context
 
-    def added_seconds(self, num_tokens: int, most: int, context: float = 0.0) -> Float64:
+    def added_seconds(self, num_tokens: float, most: int, context: float = 0.0) -> Float64:
         """float64 [most], seconds that each of `most` further tokens adds to a forward of `num_tokens`.
 
         They rise at the knee, and fall where there are experts.

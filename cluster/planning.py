@@ -396,5 +396,6 @@ class StepPlanner:
             step=self.totals.steps,
             prompt_share=self.prompts.ahead,
             prompts_s=self.prompts.took_s,
+            prompt_rows=self.prompts.rows,
             sends_ahead=self._sends_ahead,
         )

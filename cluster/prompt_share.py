@@ -23,17 +23,20 @@ class PromptShare:
     Attributes:
         chunk_tokens: prompt tokens a step has room for.
         ahead: expected of the next steps, 0 to 1.
+        rows: prompt tokens that the next step has work for, and room.
         took_s: seconds that prompts added to the last step's forward, as predicted.
     """
 
     chunk_tokens: int
     ahead: float = 0.0
     took_s: float = 0.0
+    rows: int = 0
     _lately: RunningMean = field(default_factory=lambda: RunningMean(0.0))
 
     def look(self, running: Collection[Request]) -> None:
         """Before each step, at those admitted: a burst of prompts shows here before it shows in the steps."""
         num_tokens = sum([tokens_left(request) for request in running if request.state in PREFILL])
         num_steps = num_tokens / self.chunk_tokens
+        self.rows = min(self.chunk_tokens, num_tokens)
         self._lately.follow(min(1.0, num_steps))
         self.ahead = max(self._lately.value, min(1.0, num_steps / MANY_STEPS))

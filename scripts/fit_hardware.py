@@ -24,10 +24,19 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import nnls
 
-from cluster.linear_cost import LinearCost
+from cluster.linear_cost import LinearCost, experts_read
 from simulator.acceptance import DraftQuality
 from simulator.hardware import PROFILES, DrafterProfile, HardwareProfile
-from simulator.roofline import ACCELERATORS, BYTES, MODELS, SMALL_KERNELS, Accelerator, Model, RooflineTimes
+from simulator.roofline import (
+    ACCELERATORS,
+    BYTES,
+    MODELS,
+    SMALL_KERNELS,
+    Accelerator,
+    Model,
+    RooflineTimes,
+    experts_seconds,
+)
 
 Float64 = NDArray[np.float64]
 
@@ -91,6 +100,7 @@ class TableTimes:
         """A forward of `tokens` rows over `batch` requests of `context` tokens each."""
         kernels, gpu = self._kernels, self._gpu
         total = sum(count * kernels.product(tokens, n, k) for count, n, k in model.products(ranks))
+        total += experts_seconds(model, ranks, tokens, gpu)
         heads, kv = max(1, model.heads // ranks), max(1, model.kv_heads // ranks)
         # The table has heads of 128; narrower ones read proportionally less.
         attention = kernels.attention(heads, kv, batch, context) * model.head_dim / 128
@@ -123,11 +133,13 @@ def fit(times: Times, model: Model, ranks: int, most_context: int) -> tuple[Line
         columns = np.stack(
             [batch * context, tokens * context, tokens, batch, np.ones(len(data)), past], axis=1
         )
+        if model.experts:
+            columns = np.column_stack([columns, experts_read(tokens, model.expert_share)])
         weighted = columns / seconds[:, None]
         scale = np.linalg.norm(weighted, axis=0)
         solved, residual = nnls(weighted / scale, np.ones(len(data)))
         if best is None or residual < best[0]:
-            alpha, beta, gamma, rho, delta, gamma_knee = (solved / scale).tolist()
+            alpha, beta, gamma, rho, delta, gamma_knee, *experts = (solved / scale).tolist()
             cost = LinearCost(
                 alpha=alpha,
                 beta=beta,
@@ -136,6 +148,8 @@ def fit(times: Times, model: Model, ranks: int, most_context: int) -> tuple[Line
                 delta=delta,
                 gamma_knee=gamma_knee,
                 knee_tokens=float(knee),
+                experts_s=experts[0] if experts else 0.0,
+                expert_share=model.expert_share,
             )
             best = residual, cost, np.abs(columns @ (solved / scale) / seconds - 1.0)
     assert best is not None
@@ -231,6 +245,9 @@ CELLS = [
         Cell(f"llama2-7b-{gpu.lower()[:4]}", gpu, 1, "Llama-2-7B", {"68m": ("LLaMA-68M", FAIR)}, 4096)
         for gpu in ("A100-80G", "H100")
     ),
+    Cell("qwen3-30b-a3b-h200", "H200", 1, "Qwen3-30B-A3B", {"0.6b": ("Qwen3-0.6B", GOOD)}, 32768),
+    Cell("qwen3-235b-a22b-h200", "H200", 4, "Qwen3-235B-A22B", {"0.6b": ("Qwen3-0.6B", GOOD)}, 32768),
+    Cell("mixtral-8x7b-h200", "H200", 1, "Mixtral-8x7B", {"265m": ("LLaMA-265M", FAIR)}, 32768),
     Cell("vicuna-33b-a100", "A100-80G", 4, "Vicuna-33B", {"68m": ("LLaMA-68M", FAIR)}, 2048),
     Cell("llama-7b-v100", "V100", 1, "Llama-2-7B", LLAMA_DRAFTERS, 2048, collocated=False),
     Cell("llama-13b-v100", "V100", 2, "Llama-2-13B", LLAMA_DRAFTERS, 2048, collocated=False),
@@ -257,6 +274,8 @@ def profile(cell: Cell, times: Times, note: str) -> HardwareProfile:
     if isinstance(times, TableTimes):
         prefix, version = VERSIONS[cell.gpu]
         source = f"fitted to sums of measured kernels: aiconfigurator, {prefix}, {version}"
+        if target.experts:
+            source += "; experts are a roofline estimate from data sheets"
     return HardwareProfile(
         name=cell.name,
         target=f"{cell.target}, tensor parallel {cell.ranks}",

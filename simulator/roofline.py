@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.linear_cost import experts_read
+
 BYTES = 2  # bfloat16 or float16
 
 
 @dataclass(frozen=True)
 class Model:
-    """Shape of a Llama-like model."""
+    """Shape of a Llama-like model, or of a mixture of experts.
+
+    Attributes:
+        mlp: width of the feed-forward layer, of each expert in a mixture.
+        experts, experts_per_token: in each layer, and how many of them a token is sent to; none if 0.
+    """
 
     name: str
     layers: int
@@ -19,17 +26,35 @@ class Model:
     head_dim: int
     mlp: int
     vocab: int
+    experts: int = 0
+    experts_per_token: int = 0
+
+    @property
+    def expert_share(self) -> float:
+        """Of a layer's experts, how many each token is sent to; 0 without any."""
+        return self.experts_per_token / self.experts if self.experts else 0.0
 
     def products(self, ranks: int) -> list[tuple[int, int, int]]:
-        """(count, n, k) of the matrix products of a forward on one rank; query, key and value are one."""
+        """(count, n, k) of the matrix products that all tokens of a forward take part in, on one rank.
+
+        Query, key and value are one.
+        """
         kv = max(1, self.kv_heads // ranks)
         heads = max(1, self.heads // ranks)
-        return [
+        attention = [
             (self.layers, (heads + 2 * kv) * self.head_dim, self.hidden),
             (self.layers, self.hidden, heads * self.head_dim),
+        ]
+        feed_forward = (
+            [(self.layers, self.experts, self.hidden)] if self.experts else self.mlp_products(ranks)
+        )
+        return [*attention, *feed_forward, (1, self.vocab // ranks, self.hidden)]
+
+    def mlp_products(self, ranks: int) -> list[tuple[int, int, int]]:
+        """The same of a feed-forward layer, or one expert of each layer."""
+        return [
             (self.layers, 2 * self.mlp // ranks, self.hidden),
             (self.layers, self.hidden, self.mlp // ranks),
-            (1, self.vocab // ranks, self.hidden),
         ]
 
     @property
@@ -40,7 +65,8 @@ class Model:
     @property
     def parameters(self) -> int:
         """Weights, without the embedding that is only looked up."""
-        return sum(count * n * k for count, n, k in self.products(1))
+        experts = self.experts * sum(count * n * k for count, n, k in self.mlp_products(1))
+        return experts + sum(count * n * k for count, n, k in self.products(1))
 
 
 MODELS = {
@@ -61,6 +87,10 @@ MODELS = {
         Model("LLaMA-616M", 16, 1536, 24, 24, 64, 6144, 32000),
         Model("LLaMA-1.1B", 22, 2048, 32, 4, 64, 5632, 32000),
         Model("LLaMA-1.4B", 24, 2048, 16, 16, 128, 5504, 32000),
+        Model("Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 768, 151936, 128, 8),
+        Model("Qwen3-235B-A22B", 94, 4096, 64, 4, 128, 1536, 151936, 128, 8),
+        Model("Mixtral-8x7B", 32, 4096, 32, 8, 128, 14336, 32000, 8, 2),
+        Model("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936),
     )
 }
 
@@ -98,6 +128,21 @@ ACCELERATORS = {
 SMALL_KERNELS = 4
 
 
+def experts_seconds(model: Model, ranks: int, tokens: int, gpu: Accelerator) -> float:
+    """What experts take of a forward, each split over all ranks: the slower of reading and computing.
+
+    Those that some token is sent to are read, and tokens are sent independently.
+    """
+    bandwidth, flops = gpu.bandwidth * gpu.efficiency[0], gpu.flops * gpu.efficiency[1]
+    total = 0.0
+    if model.experts:
+        read = model.experts * experts_read(float(tokens), model.expert_share)
+        for count, n, k in model.mlp_products(ranks):
+            moved_s = BYTES * read * n * k / bandwidth
+            total += count * max(moved_s, 2 * tokens * model.experts_per_token * n * k / flops, gpu.kernel_s)
+    return total
+
+
 class RooflineTimes:
     """Forward times from data sheets: the slower of reading and computing, kernel by kernel."""
 
@@ -111,6 +156,7 @@ class RooflineTimes:
         total = 0.0
         for count, n, k in model.products(ranks):
             total += count * max(BYTES * n * k / bandwidth, 2 * tokens * n * k / flops, gpu.kernel_s)
+        total += experts_seconds(model, ranks, tokens, gpu)
         attended = 4 * tokens * context * model.heads * model.head_dim / ranks / flops
         attention = max(model.kv_bytes / model.layers * batch * context / ranks / bandwidth, attended)
         total += model.layers * (max(attention, gpu.kernel_s) + SMALL_KERNELS * gpu.kernel_s)

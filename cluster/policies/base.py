@@ -73,6 +73,7 @@ class StepContext:
         prompt_share: share of the steps' room for prompt tokens that prompts take: at 1 what is fixed in a
             step is spent on them whether or not anything is decoded.
         prompts_s: seconds that prompts added to the last step's forward, as predicted.
+        prompt_rows: rows of prompts that are expected in the step's forward, beside those of decoding.
         step: number of the step, for policies that probe now and then.
         is_ahead: whether the step is planned while the one before is at the target, whose tokens are not
             counted yet. Of its drafts nothing is selected: all of them are verified. Requests are shown as if
@@ -89,6 +90,7 @@ class StepContext:
     step: int
     prompt_share: float = 0.0
     prompts_s: float = 0.0
+    prompt_rows: int = 0
     sends_ahead: bool = False
     is_ahead: bool = False
 

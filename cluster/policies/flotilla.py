@@ -20,7 +20,7 @@ from cluster.policies.outlook import Outlook
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.realised import Realised
 from cluster.policies.rest import FEW_REQUESTS, Rest, with_objectives
-from cluster.policies.step_seconds import drafted_step_s, plain_at_best, spent_on_prompts
+from cluster.policies.step_seconds import added_by_drafts, drafted_step_s, plain_at_best, spent_on_prompts
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
 from cluster.selection_of_few import FEW_NODES, by_tree, paying, urgent
@@ -139,8 +139,8 @@ class Flotilla:
         self._rest.ended()
         self._realised.drafted(batch, context.step, outlook.by_rates)
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
-        added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
-        least = goodput * float(np.add.reduce(added_s)) / len(added_s)
+        added_s = added_by_drafts(batch, n * max(1, depth), context)
+        least = goodput * min(float(np.add.reduce(added_s)) / len(added_s), float(added_s[-1]))
         self._worth = (goodput, least)
         # A path less likely than this is not worth its token's time: the depth at which that is expected
         # bounds the plan, and drafting stops where the drafter itself finds it so.
@@ -254,7 +254,7 @@ class Flotilla:
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_chosen = int(np.count_nonzero(chosen))
         whole_s, base_s = drafted_step_s(batch, num_chosen, context)
-        added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, batch.num_context / n)
+        added = added_by_drafts(batch, forest.num_nodes - num_chosen, context, taken=num_chosen - n)
         chosen = marginal_goodput(chosen, probability, base_s, added)
         num_added = int(np.count_nonzero(chosen)) - num_chosen
         self._follow(whole_s + float(np.add.reduce(added[:num_added])), context, context.draft_s)
@@ -274,7 +274,7 @@ class Flotilla:
         whole_s, base_s = drafted_step_s(batch, len(chosen), context)
         taken = set(chosen)
         rest = [node for node in range(len(f)) if node not in taken]
-        added = cost.verify_added_seconds(len(chosen), len(rest), batch.num_context / n).tolist()
+        added = added_by_drafts(batch, len(rest), context, taken=len(chosen) - n).tolist()
         more = paying(rest, f, sum([f[node] for node in chosen]), base_s, added)
         self._follow(whole_s + sum(added[: len(more)]), context, context.draft_s)
         return by_tree(offsets, chosen + more)
@@ -358,10 +358,12 @@ class Flotilla:
         # Drafters work at the same time.
         slowest_s = drafts_s[0] if len(drafts_s) == 1 else [max(each) for each in zip(*drafts_s, strict=True)]
         spent_s = spent_on_prompts(context, drafted=True)
+        roots_s = cost.verify_seconds(n, n, num_context, drafted=True)
+        until_s = [0.0, *added_by_drafts(batch, round(drafted[-1]), context).cumsum().tolist()]
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
-            verify_s = cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
+            verify_s = roots_s + until_s[round(drafted[depth])]
             step_s = slowest_s[depth] + verify_s + context.draft_overhead_s
             goodput = expected[depth] / (step_s - spent_s)
             by_depth.append(goodput)

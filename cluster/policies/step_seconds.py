@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cluster.policies.base import StepContext
 from cluster.policies.decode_batch import DecodeBatch
+
+Float64 = NDArray[np.float64]
 
 # However full of prompts the steps are: what a step costs beside them is never quite nothing.
 MOST_ON_PROMPTS = 0.99
@@ -26,9 +31,25 @@ def drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> t
 
     Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
     """
-    verify_s = context.cost.verify_seconds(len(batch), num_rows, batch.num_context, drafted=True)
-    whole_s = context.draft_s + context.draft_overhead_s + verify_s
+    added_s = added_by_drafts(batch, num_rows - len(batch), context)
+    verify_s = context.cost.verify_seconds(len(batch), len(batch), batch.num_context, drafted=True)
+    whole_s = context.draft_s + context.draft_overhead_s + verify_s + float(np.add.reduce(added_s))
     return whole_s, whole_s - spent_on_prompts(context, drafted=True)
+
+
+def added_by_drafts(batch: DecodeBatch, most: int, context: StepContext, *, taken: int = 0) -> Float64:
+    """float64 [most], seconds that each draft token adds to a step, in which prompts are read beside them.
+
+    Args:
+        batch: requests of the step.
+        most: tokens considered.
+        context: costs, and how many rows of prompts there are: past the knee of the roofline with them, each
+            token costs its time, and experts that they need are read for them.
+        taken: tokens that the step has already.
+    """
+    n = len(batch)
+    rows = n + taken + context.prompt_rows
+    return context.cost.verify_added_seconds(rows, most, batch.num_context / n)
 
 
 def spent_on_prompts(context: StepContext, *, drafted: bool) -> float:

@@ -14,6 +14,7 @@ from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.goodput import chain_tokens
 from cluster.policies.horizon import required_by
+from cluster.policies.step_seconds import added_by_drafts
 
 Float64 = NDArray[np.float64]
 
@@ -56,7 +57,7 @@ def needs(
     rates = batch.drafted_rates
     reach = chain_tokens(rates, np.minimum(batch.limits, max_depth))
     roots_s = beside_s + context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
-    added_s = context.cost.verify_added_seconds(n, n * max_depth, batch.num_context / n)
+    added_s = added_by_drafts(batch, n * max_depth, context)
     until_s = np.zeros(len(added_s) + 1)
     added_s.cumsum(out=until_s[1:])
     until_s += roots_s
@@ -81,7 +82,7 @@ def _needs_of_few(
     """The same as `needs`, in plain numbers; the first step long enough for all in need ends the search."""
     n = len(batch)
     roots_s = beside_s + context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
-    added_s = context.cost.verify_added_seconds(n, n * max_depth, batch.num_context / n).tolist()
+    added_s = added_by_drafts(batch, n * max_depth, context).tolist()
     until_s = [roots_s, *(roots_s + seconds for seconds in accumulate(added_s))]
     rates = batch.drafted_rates.tolist()
     in_need = []

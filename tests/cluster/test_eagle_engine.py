@@ -161,5 +161,5 @@ def test_what_drafting_and_reading_take_is_measured_apart(
     assert engine.target.eagle is not None
     reads = []
     monkeypatch.setattr(engine.target.eagle, "read", lambda found, is_asked: reads.append(len(found)))
-    points = profile_target(engine.target, repeats=1)
+    points = profile_target(engine.target, repeats=1).points
     assert len(reads) == 2 * len(points)

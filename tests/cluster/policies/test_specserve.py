@@ -128,7 +128,7 @@ def test_a_drafter_estimates_what_the_cost_model_says(
     depth: int,
     num_drafted: int,
 ) -> None:
-    """The plain numbers sent along are the cost model, its knee, experts, contexts and corrections included."""
+    """The plain numbers sent along are the cost model: knee, experts, contexts and corrections."""
     target = msgspec.structs.replace(
         step.cost.profile.target,
         beta=1e-7,
