@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cluster.config import SchedulerConfig
-from cluster.linear_cost import LinearCost, experts_read
+from cluster.linear_cost import LinearCost
 
 # A step with a full chunk takes about so many times longer than one that decodes a request. Beyond, a prompt
 # is hardly sooner read (what a step takes whatever is in it is by then a small part), and who decodes beside
@@ -29,7 +29,6 @@ def chunk_tokens(scheduler: SchedulerConfig, target: LinearCost) -> int:
     token_s = target.token_seconds()
     if token_s <= 0.0:  # not measured
         return LEAST_CHUNK
-    unread_s = target.experts_s * (1.0 - experts_read(1.0, target.expert_share))
-    wanted = CHUNK_MULTIPLE * (target.seconds(1, 1, 0) + unread_s) / token_s
+    wanted = CHUNK_MULTIPLE * (target.seconds(1, 1, 0) + target.unread_s(1)) / token_s
     most = min(max(wanted, LEAST_CHUNK), MOST_CHUNK)
     return 1 << round(math.log2(most))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TypeVar
 
 import msgspec
@@ -126,11 +125,11 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
     def knee(self, num_requests: int, slack: float = 1.5) -> int:
         """Most tokens whose time stays within `slack` times plain decoding of `num_requests`.
 
-        This is the budget B of AdaServe: past it the forward is no longer near its memory-bound floor.
+        This is the budget B of AdaServe: past it the forward is no longer near its memory-bound floor. Of a
+        mixture the floor is with all experts read, as it is for any number of tokens worth a budget; by what
+        few experts take, a lone request's budget would be a token.
         """
-        plain_s = self.seconds(num_requests, num_requests, 0)
-        if self.experts_s:
-            return self._most_within(slack * plain_s, num_requests)
+        plain_s = self.seconds(num_requests, num_requests, 0) + self.unread_s(num_requests)
         left = (slack - 1.0) * plain_s
         before = max(0.0, self.knee_tokens - num_requests)
         if self.gamma > 0.0 and left <= self.gamma * before:
@@ -155,12 +154,9 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
             expert_share=self.expert_share,
         )
 
-    def _most_within(self, most_s: float, num_requests: int) -> int:
-        """Most tokens of so many requests that take no longer; at least one each."""
-        tried = range(num_requests + 1, MOST_BUDGET + 1)
-        return num_requests + bisect_right(
-            tried, most_s * (1.0 + 1e-9), key=lambda tokens: self.seconds(num_requests, tokens, 0)
-        )
+    def unread_s(self, num_tokens: float) -> float:
+        """Seconds of the experts that no token of a forward of so many is sent to."""
+        return self.experts_s * (1.0 - experts_read(num_tokens, self.expert_share))
 
 
 def experts_read(num_tokens: Count, expert_share: float) -> Count:

@@ -9,7 +9,6 @@ import numpy as np
 from cluster.config import PolicyConfig
 from cluster.cost_model import VERIFY_DRAFTED
 from cluster.forest import Forest
-from cluster.linear_cost import experts_read
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.policies.goodput import Float64, Int64, chain_limits
 from cluster.policies.planned_early import PlannedEarly
@@ -78,7 +77,7 @@ class SpecServe(PlannedEarly):
             token_s=(target.gamma + target.beta * num_context / n) * correction,
             knee=max(0.0, target.knee_tokens - n),
             past_knee_s=target.gamma_knee * correction,
-            experts_s=target.experts_s * (1.0 - experts_read(float(n), target.expert_share)) * correction,
+            experts_s=target.unread_s(n) * correction,
             expert_share=target.expert_share,
             mean_confidence=self._mean_confidence.get(drafter, rate),
             tpot_s=strictest(batch),

@@ -44,3 +44,15 @@ def test_prompts_that_were_admitted_are_seen_before_their_steps() -> None:
     for _ in range(100):
         prompts.look(burst)
     assert prompts.ahead < 0.01
+
+
+def test_the_next_step_reads_what_it_has_room_for() -> None:
+    prompts = PromptShare(CHUNK)
+    for requests, rows in (
+        ([], 0),
+        ([admitted(0, 5)], 5),
+        ([admitted(0, 5), admitted(1, 40)], CHUNK),
+        ([], 0),
+    ):
+        prompts.look(requests)
+        assert prompts.rows == rows
