@@ -27,6 +27,7 @@ from benchmarks import (
     cli_scaling,
     cli_scheduler,
     cli_soak,
+    cli_upcycle,
 )
 from benchmarks.arrivals import Arrivals
 from benchmarks.cli_common import (
@@ -55,6 +56,7 @@ app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)
 app.command()(cli_decomposition.decomposition)
 app.command()(cli_deepen.deepen)
+app.command()(cli_upcycle.upcycle)
 app.command()(cli_fidelity.fidelity)
 app.command()(cli_fidelity.acceptance)
 app.command()(cli_fidelity.simulator)

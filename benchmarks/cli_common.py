@@ -62,3 +62,20 @@ def failed(command: str, error: Exception) -> typer.Exit:
     """Say what went wrong, and give the exception that ends the command with status 2."""
     typer.secho(f"flotilla bench {command}: {error}", fg="red", err=True)
     return typer.Exit(2)
+
+
+def write_demo_cell(out: Path, num_parameters: int, command: str) -> None:
+    """Write `out`/cell.yaml, the demo family with the target in `out`, and say how `command` takes it."""
+    import yaml
+
+    from benchmarks import tables
+    from deployments.demo import demo_config
+
+    demo = demo_config()
+    config = {
+        "target": demo.target.model_dump(exclude_defaults=True) | {"path": str(out.resolve())},
+        "drafters": [{"kind": one.kind} | one.model_dump(exclude_defaults=True) for one in demo.drafters],
+    }
+    (out / "cell.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    tables.console.print(f"{num_parameters / 1e6:.0f} million parameters in {out}")
+    tables.console.print(f"{command} --config {out / 'cell.yaml'}", highlight=False)
