@@ -61,8 +61,7 @@ class StepPlanner:
         self.step_s = cost.verify_seconds(1, 1, 0)
         self.trees = TreeBatch()  # of the draft call answered last: mostly what is selected from
         self._views: dict[str, DecodeRequest] = {}
-        # Those planned for last: mostly they are selected for together.
-        self._batch = DecodeBatch()
+        self._batch = DecodeBatch()  # those planned for last: mostly they are selected for together
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self._rests = policy if isinstance(policy, Rests) else None
         # Of others it is not known in time that they draft nothing.

@@ -16,6 +16,8 @@ from deployments.preflight import StartError
 
 # Median relative error on held-out forwards that a profile should not exceed.
 QUALITY = 0.10
+# Shown in place of a cost that a model has not.
+NONE = "-"
 
 
 def run_profile(
@@ -39,7 +41,8 @@ def run_profile(
     held_out, total = profile.target.quality.num_held_out, len(profile.target.points)
     console.print(
         f"error: median on forwards the fit did not see ({held_out} of {total} of the target), "
-        f"at most {QUALITY:.0%} wanted; past knee: each token beyond so many in the batch",
+        f"at most {QUALITY:.0%} wanted; past knee: each token beyond so many in the batch; "
+        "experts: all of a mixture's",
         style="dim",
         highlight=False,
     )
@@ -61,35 +64,36 @@ def table(profile: ProfileFile) -> Table:
     clock = "processor time" if profile.clock == "cpu" else "wall time"
     title = f"Forwards on {profile.machine.hardware}, {clock}"
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    headings = ["fixed\nms", "request\nµs", "token\nµs", "past knee\nµs", "context\nns", "x row\nns", "error"]
-    has_experts = any(model.cost.experts_s for model in profile.models.values())
-    if has_experts:
-        headings.insert(1, "experts\nms")
+    rows = {name: _figures(model) for name, model in profile.models.items()}
     shown.add_column("model", no_wrap=True)
+    headings = [
+        heading for heading in next(iter(rows.values())) if any(row[heading] != NONE for row in rows.values())
+    ]
     for heading in headings:
         shown.add_column(heading, justify="right", no_wrap=True)
-    for name, model in profile.models.items():
-        figures = _figures(model)
-        if has_experts:
-            figures.insert(1, f"{model.cost.experts_s * 1e3:.3f}" if model.cost.experts_s else "-")
-        shown.add_row(name, *figures)
+    for name, row in rows.items():
+        shown.add_row(name, *(row[heading] for heading in headings))
     return shown
 
 
-def _figures(model: ModelProfile) -> list[str]:
+def _figures(model: ModelProfile) -> dict[str, str]:
+    """By heading; of what a cost has not, `NONE`: columns without anything else would take width for nothing."""
     cost, median = model.cost, model.quality.median
-    knee = "-"
+    experts = knee = NONE
+    if cost.experts_s > 0.0:
+        experts = f"{cost.experts_s * 1e3:.2f}"
     if cost.gamma_knee > 0.0:
         knee = f"{(cost.gamma + cost.gamma_knee) * 1e6:.1f} (>{cost.knee_tokens:.0f})"
-    return [
-        f"{cost.delta * 1e3:.3f}",
-        f"{cost.rho * 1e6:.1f}",
-        f"{cost.gamma * 1e6:.1f}",
-        knee,
-        f"{cost.alpha * 1e9:.1f}",
-        f"{cost.beta * 1e9:.2f}",
-        f"[{'green' if median <= QUALITY else 'red'}]{median:.1%}[/]",
-    ]
+    return {
+        "fixed\nms": f"{cost.delta * 1e3:.3f}",
+        "experts\nms": experts,
+        "request\nµs": f"{cost.rho * 1e6:.1f}",
+        "token\nµs": f"{cost.gamma * 1e6:.1f}",
+        "past knee\nµs": knee,
+        "context\nns": f"{cost.alpha * 1e9:.1f}",
+        "x row\nns": f"{cost.beta * 1e9:.2f}",
+        "error": f"[{'green' if median <= QUALITY else 'red'}]{median:.1%}[/]",
+    }
 
 
 class _Bars:
