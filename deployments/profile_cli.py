@@ -77,7 +77,7 @@ def table(profile: ProfileFile) -> Table:
 
 
 def _figures(model: ModelProfile) -> dict[str, str]:
-    """By heading; of what a cost has not, `NONE`: columns without anything else would take width for nothing."""
+    """By heading; `NONE` of what a cost has not: columns of nothing else would take width for nothing."""
     cost, median = model.cost, model.quality.median
     experts = knee = NONE
     if cost.experts_s > 0.0:

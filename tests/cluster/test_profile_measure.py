@@ -12,13 +12,14 @@ import pytest
 from cluster import profile_measure
 from cluster.config import FlotillaConfig
 from cluster.rank import Rank
+from engine.runner import ModelShape
 
 
 class Loaded:
     """A target, and what refers to it in turn, as captured forwards may."""
 
     def __init__(self) -> None:
-        self.runner = SimpleNamespace(shape=None, of=self)
+        self.runner = SimpleNamespace(shape=ModelShape(8, 8, 1, 1), of=self)
 
 
 def test_a_rank_leaves_its_group_when_nothing_is_left_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
