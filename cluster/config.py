@@ -45,15 +45,13 @@ class TargetConfig(DeviceConfig):
         default=None,
         ge=2,
         description="Longest sequence, prompt and output; the model's own if unset, which is the most but "
-        "where `rope_scaling` (yarn, linear) stretches it. Needed for models that attend to a sliding "
-        "window, whose length is then the most, and for those with LongRoPE, where their "
-        "`original_max_position_embeddings` is.",
+        "where `rope_scaling` (yarn, linear) stretches it. Needed for models with LongRoPE, where their "
+        "`original_max_position_embeddings` is the most, and [some](models.md) with sliding windows.",
     )
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto",
-        description="`lean` runs the Llama family, `hf` the other decoders of Transformers, slower, but for "
-        "those whose attention is more than a causal mask over keys (softcaps, sinks) or is none (state "
-        "spaces). `auto` is `lean` where it can be.",
+        description="`lean` runs the Llama family, `hf` the other decoders of Transformers, slower "
+        "([which](models.md)). `auto` is `lean` where it can be.",
     )
     attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(
         default=None,

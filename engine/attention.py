@@ -286,16 +286,27 @@ class PaddedAttention:
         if group.first_slot >= 0:
             run = self._layers[layer].narrow(0, group.first_slot, keys)
             k, v = self._keys_and_values(run, layer, segments)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+            out = self._weighted(layer, q, k, v, mask, scale)
         else:
             parts = []
             for part, k, v in self._gathered(group.read, layer, segments):
                 part_mask = None if mask is None else mask[part]
-                parts.append(F.scaled_dot_product_attention(q[part], k, v, attn_mask=part_mask, scale=scale))
+                parts.append(self._weighted(layer, q[part], k, v, part_mask, scale))
             out = parts[0] if len(parts) == 1 else torch.cat(parts)
         if rows > 1:
             out = out.view(segments, kv_heads, rows, shared, v_dim).transpose(1, 2)
         return out.reshape(segments * rows, -1)
+
+    def _weighted(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     def _gathered(
         self, read: torch.Tensor, layer: int, lines: int

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import PaddedAttention, PaddedPlan
+from engine.attention_kinds import AttentionKind
+from engine.runner import Segment
+from engine.scored_attention import ScoredAttention, Scoring
 from engine.unsupported_model import UnsupportedModel
+from engine.windows import LEAST_WINDOW, within
 
 ATTENTION_NAME = "flotilla_tree"
 """Name of our attention in Transformers' registry. It must not contain "sdpa", "flash" or "paged|", which
@@ -31,16 +38,59 @@ _HARMLESS = frozenset(
 )
 
 
+class Seen(NamedTuple):
+    """What a layer asked its attention for.
+
+    Attributes:
+        window: tokens that a row sees, itself included; None for all.
+        is_scored: whether it does with its scores what PyTorch's attention does not.
+    """
+
+    window: int | None
+    is_scored: bool
+
+
 class Pass:
     """One forward pass in progress: where its attention layers find their keys, and how many ran."""
 
-    __slots__ = ("attention", "calls", "max_tokens", "plan")
+    __slots__ = ("_of_window", "_segments", "attention", "calls", "max_tokens", "plan", "seen")
 
-    def __init__(self, attention: PaddedAttention, plan: PaddedPlan, max_tokens: int) -> None:
+    def __init__(
+        self,
+        attention: PaddedAttention,
+        plan: PaddedPlan,
+        max_tokens: int,
+        segments: Sequence[Segment] | None = None,
+        *,
+        looks: bool = False,
+    ) -> None:
+        """Begin.
+
+        Args:
+            attention: holds keys and values.
+            plan: of layers that see all keys.
+            max_tokens: longest sequence; wider windows are none.
+            segments: what is planned, for layers with windows.
+            looks: whether to note what layers ask for, in place of giving it to them.
+        """
         self.attention = attention
         self.plan = plan
         self.max_tokens = max_tokens
         self.calls = 0
+        self.seen: list[Seen] | None = [] if looks else None
+        self._segments = segments
+        self._of_window: dict[int, PaddedPlan] = {}
+
+    def plan_of(self, window: int | None) -> PaddedPlan:
+        """For layers whose rows see `window` tokens, None for all."""
+        if window is None or window >= self.max_tokens:
+            return self.plan
+        if window not in self._of_window:
+            assert self._segments is not None
+            segments = [within(segment, window) for segment in self._segments]
+            is_whole = all(map(is_, segments, self._segments))
+            self._of_window[window] = self.plan if is_whole else self.attention.plan(segments)
+        return self._of_window[window]
 
 
 class Current(threading.local):
@@ -68,7 +118,8 @@ def _tree_attention(
         raise RuntimeError(f"attention {ATTENTION_NAME!r} was called outside an engine forward pass")
     if attention_mask is not None:
         raise UnsupportedModel("the model builds an attention mask of its own")
-    check_window(kwargs.pop("sliding_window", None), running.max_tokens)
+    window = kwargs.pop("sliding_window", None)
+    scoring = Scoring(kwargs.pop("softcap", None), kwargs.pop("s_aux", None))
     if kwargs.pop("is_causal", None) is False:
         raise UnsupportedModel("the model has an attention layer that is not causal")
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _HARMLESS)
@@ -76,8 +127,15 @@ def _tree_attention(
         raise UnsupportedModel(f"the model's attention uses {', '.join(unknown)}, not implemented here")
     layer = running.calls
     running.calls += 1
+    plan = running.plan
+    if running.seen is not None:
+        running.seen.append(Seen(window, scoring != Scoring()))
+    else:
+        plan = running.plan_of(window)
+        if isinstance(running.attention, ScoredAttention):
+            running.attention.scoring[layer] = scoring
     out = running.attention.run(
-        running.plan,
+        plan,
         layer,
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -90,10 +148,64 @@ def _tree_attention(
 AttentionInterface.register(ATTENTION_NAME, _tree_attention)
 
 
-def check_window(window: int | None, max_tokens: int) -> None:
-    """Raise UnsupportedModel for a sliding window shorter than the longest sequence."""
-    if window is not None and window < max_tokens:
+def windows_of(model: PreTrainedModel, seen: Sequence[Seen], max_tokens: int) -> tuple[int, ...]:
+    """Windows that layers have and that sequences of `max_tokens` reach beyond, in ascending order.
+
+    Args:
+        model: which may have windows of its own.
+        seen: what its layers asked for.
+        max_tokens: longest sequence.
+
+    Raises:
+        UnsupportedModel: if the model has windows that not all layers with them ask for, or narrow ones.
+    """
+    config = model.config.get_text_config()
+    configured = getattr(config, "sliding_window", None) or max_tokens
+    named = [one.window for one in seen if one.window is not None]
+    narrow = tuple(sorted({window for window in named if window < max_tokens}))
+    types = getattr(config, "layer_types", None)
+    expected = len(seen) if types is None else list(types).count("sliding_attention")
+    is_told = not _builds_windows(model) or len(named) == expected
+    if configured < max_tokens and not is_told:
         raise UnsupportedModel(
-            f"the model attends to a sliding window of {window} tokens, shorter than its longest sequence of "
-            f"{max_tokens}: set max_model_len to {window} at most"
+            f"the model attends to a sliding window of {configured} tokens, shorter than its longest "
+            f"sequence of {max_tokens}, and does not tell its attention so: set max_model_len to "
+            f"{configured} at most"
         )
+    if narrow and narrow[0] < LEAST_WINDOW:
+        raise UnsupportedModel(
+            f"the model attends to a sliding window of {narrow[0]} tokens, too few for token trees: set "
+            f"max_model_len to {narrow[0]} at most"
+        )
+    return narrow
+
+
+def special_attention(
+    kind: AttentionKind | None, attention: PaddedAttention, windows: Sequence[int], seen: Sequence[Seen]
+) -> PaddedAttention:
+    """The attention in place of `attention`, made by `kind`, of a model with windows or scores of its own.
+
+    Raises:
+        UnsupportedModel: if another kind was asked for by name.
+    """
+    is_scored = any(one.is_scored for one in seen)
+    if not windows and not is_scored:
+        return attention
+    if kind not in (None, "auto", "padded"):
+        what = "sinks or a softcap in attention" if is_scored else "layers with sliding windows"
+        raise UnsupportedModel(f"the model has {what}, which attention `{kind}` has not: set it to padded")
+    made = ScoredAttention if is_scored else PaddedAttention
+    return made(attention.num_slots, dtype=attention.dtype, device=attention.device)
+
+
+def _builds_windows(model: PreTrainedModel) -> bool:
+    """Whether a window that the configuration has would be in a mask that the model makes.
+
+    Not all that make one name the window in the call of their attention, too (Qwen2-MoE, PhiMoE do not), and
+    for ours no mask is made.
+    """
+    types = getattr(model.config.get_text_config(), "layer_types", None)
+    if types is not None:
+        return "sliding_attention" in types
+    module = sys.modules[type(model.get_decoder()).__module__]
+    return hasattr(module, "create_sliding_window_causal_mask")

@@ -24,6 +24,8 @@ def why_not_captured(runner: CapturableRunner) -> str | None:
     """
     if runner.is_sharded:
         return "several ranks share it"
+    if runner.shape.windows:
+        return f"layers see windows of {runner.shape.windows[0]} tokens, which are planned layer by layer"
     if isinstance(runner.attention, FlashInferAttention):
         return "attention `flashinfer` plans captured forwards for one number of heads and scale"
     numbers = np.arange(_ROWS, dtype=np.int32)

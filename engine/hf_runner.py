@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +23,7 @@ from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import index_on
 from engine.expert_routing import routing_of
 from engine.hf_adapters import attach_adapters
-from engine.hf_attention import ATTENTION_NAME, Pass, check_window, current
+from engine.hf_attention import ATTENTION_NAME, Pass, Seen, current, special_attention, windows_of
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.unsupported_model import UnsupportedModel
 
@@ -82,8 +81,6 @@ class HFRunner:
         self._num_layers = int(config.num_hidden_layers)
         self._num_slots = num_slots
         self._max_tokens = longest_sequence(config, max_tokens) or min(num_slots, max_tokens or num_slots)
-        if _builds_windows(model):
-            check_window(getattr(config, "sliding_window", None) or None, self._max_tokens)
         fixed = _longest_with_fixed_rotations(config)
         if fixed is not None and fixed < self._max_tokens:
             raise UnsupportedModel(
@@ -104,14 +101,23 @@ class HFRunner:
         self._features = torch.empty(0, 0, device=self._device)
         self._feature_rows: Int32 | None = None
         zero = np.zeros(1, dtype=np.int32)
+        first = [Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])]
+        self._looks, self._seen = True, list[Seen]()
         with routing_of(model) as routing:
-            self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
+            self.forward(first, zero)
+        self._looks = False
+        windows = windows_of(model, self._seen, self._max_tokens)
+        special = special_attention(attention, self._attention, windows, self._seen)
+        if special is not self._attention:
+            self._attention = special
+            self.forward(first, zero)
         self._shape = ModelShape(
             vocab_size=int(config.vocab_size),
             max_tokens=self._max_tokens,
             num_layers=self._num_layers,
             kv_bytes_per_token=self._attention.bytes_per_token,
             expert_share=routing.share,
+            windows=windows,
         )
 
     @property
@@ -234,7 +240,7 @@ class HFRunner:
     @property
     def takes_trees(self) -> bool:
         """See `DeviceRowsRunner`."""
-        return self._attention.takes_device_masks
+        return self._attention.takes_device_masks and not self._shape.windows
 
     @torch.inference_mode()
     def forward_rows(
@@ -250,7 +256,8 @@ class HFRunner:
         positions = np.concatenate([segment.positions for segment in segments])
         selected = None if keep is None else index_on(keep, self._device)
         adapters = adapters_on(segments, self._device)
-        computed = self.compute(tokens, index_on(positions, self._device), plan, selected, adapters)
+        at = index_on(positions, self._device)
+        computed = self.compute(tokens, at, plan, selected, adapters, segments)
         self._key_tokens = plan.key_tokens
         self._final, self._features, self._feature_rows = computed.final, computed.features, None
         return computed.logits.float()
@@ -262,8 +269,11 @@ class HFRunner:
         plan: PaddedPlan,
         selected: torch.Tensor | None,
         adapters: torch.Tensor | None = None,
+        segments: Sequence[Segment] | None = None,
     ) -> Computed:
         """See `CapturableRunner`; whether nothing waits for the host is up to the model.
+
+        Layers with windows plan for themselves what is in `segments`.
 
         Raises:
             UnsupportedModel: if an attention layer of the model bypasses the attention interface.
@@ -272,7 +282,7 @@ class HFRunner:
         selects = selected is not None and self._keeps_logits
         if selects:
             arguments["logits_to_keep"] = selected
-        running = Pass(self._attention, plan, self._max_tokens)
+        running = Pass(self._attention, plan, self._max_tokens, segments, looks=self._looks)
         previous = current.running
         current.running = running
         if self._adapters is not None:
@@ -290,6 +300,8 @@ class HFRunner:
                 f"{running.calls} of {self._num_layers} layers of {type(self._model).__name__} went through "
                 "Transformers' attention interface"
             )
+        if running.seen is not None:
+            self._seen = running.seen
         logits, final = output.logits[0], self._final
         if selected is not None and not selects:
             logits, final = logits.index_select(0, selected), final.index_select(0, selected)
@@ -345,19 +357,6 @@ def _largest_head(config: Any) -> int:
         int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
         for layer in layers
     )
-
-
-def _builds_windows(model: PreTrainedModel) -> bool:
-    """Whether a window that the configuration has would be in a mask that the model makes.
-
-    Not all that make one name the window in the call of their attention, too (Qwen2-MoE, PhiMoE do not), and
-    for ours no mask is made.
-    """
-    types = getattr(model.config.get_text_config(), "layer_types", None)
-    if types is not None:
-        return "sliding_attention" in types
-    module = sys.modules[type(model.get_decoder()).__module__]
-    return hasattr(module, "create_sliding_window_causal_mask")
 
 
 def _longest_with_fixed_rotations(config: Any) -> int | None:

@@ -85,7 +85,8 @@ def _mask(
     segments: Sequence[Segment], row_counts: list[int], totals: list[int], rows: int, keys: int
 ) -> Float32 | None:
     """float32 [segments, rows, keys], what to add to scores; None if every key is visible to every row."""
-    if rows == 1 and min(totals) == keys and all(segment.visible is None for segment in segments):
+    sees_all = all(segment.visible is None and segment.unseen is None for segment in segments)
+    if rows == 1 and min(totals) == keys and sees_all:
         return None
     limits = (np.array(totals) - np.array(row_counts))[:, None] + np.arange(1, rows + 1)
     mask = np.where(np.arange(keys) < limits[:, :, None], np.float32(0), HIDDEN)
@@ -93,4 +94,8 @@ def _mask(
         if segment.visible is not None:
             n, recent = segment.visible.shape
             line[:n, total - recent : total] = np.where(segment.visible, np.float32(0), HIDDEN)
+        if segment.unseen is not None:
+            most = int(segment.unseen.max())
+            hidden = np.arange(most) < segment.unseen[:, None]
+            line[: len(hidden), :most][hidden] = HIDDEN
     return mask

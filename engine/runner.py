@@ -28,6 +28,7 @@ class Segment(msgspec.Struct, frozen=True, eq=False, gc=False):
             those are visible to every row. None is the causal case: every row sees all of `past`, itself
             and the rows before it.
         adapter: number of the LoRA adapter that its rows are computed with, from 1; 0 for none.
+        unseen: int32 [rows] or None. How many of the first keys each row does not attend to; None is 0.
     """
 
     tokens: Int32
@@ -36,6 +37,7 @@ class Segment(msgspec.Struct, frozen=True, eq=False, gc=False):
     past: Int32
     visible: NDArray[np.bool_] | None = None
     adapter: int = 0
+    unseen: Int32 | None = None
 
 
 class KeyTokens(NamedTuple):
@@ -55,6 +57,8 @@ class ModelShape:
         num_layers: layers with keys and values.
         kv_bytes_per_token: of the KV pool, over all layers.
         expert_share: of a layer's experts, how many each token is sent to; 0 for a model without any.
+        windows: tokens that rows see in layers with sliding windows narrower than the longest sequence,
+            themselves included; ascending.
     """
 
     vocab_size: int
@@ -62,6 +66,7 @@ class ModelShape:
     num_layers: int
     kv_bytes_per_token: int
     expert_share: float = 0.0
+    windows: tuple[int, ...] = ()
 
 
 class ModelRunner(Protocol):

@@ -22,6 +22,9 @@ Reference = Callable[[Sequence[Int32]], list[torch.Tensor]]
 # more; rounding stays far below.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}
 
+# Wider windows are not tried: the plain forward keeps all scores of as many tokens.
+MOST_TESTED_WINDOW = 1024
+
 _TREE_PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5], dtype=np.int32)
 
 
@@ -33,7 +36,8 @@ def check_runner(
     *,
     adapter: int = 0,
 ) -> None:
-    """Compare `runner` with `reference`: ragged prefill, trees beside a prompt chunk, decode after commit.
+    """Compare `runner` with `reference`: ragged prefill, trees beside a prompt chunk, decode after commit,
+    and what lies behind a sliding window.
 
     And with itself: a row is to be the same beside one at the end of the longest sequence.
 
@@ -111,6 +115,32 @@ def check_runner(
     cache.open("far", [0])
     far = _reserve(cache, "far", token, np.array([shape.max_tokens - 1], dtype=np.int32), None, adapter)
     compare("decode beside a long sequence", runner.forward([segment, far], first)[0], logits[0])
+
+    # 5. Beyond a window: a prompt in two chunks, the second across its edge, and a tree that it has passed.
+    window = shape.windows[0] if shape.windows else 0
+    num_tokens = window + 9
+    room = min(runner.num_slots - sum(lengths) - 8 * nodes, shape.max_tokens - nodes)
+    if not window or window > MOST_TESTED_WINDOW or num_tokens > room:
+        return
+    for held in ("0", "1", "2", "far"):
+        cache.release(held)
+    tokens = rng.integers(0, shape.vocab_size, num_tokens).astype(np.int32)
+    cache.open("long", tokens)
+    at = np.arange(num_tokens, dtype=np.int32)
+    parts = []
+    for part in (at[: window - 7], at[window - 7 :]):
+        segment = _reserve(cache, "long", tokens[part], part, None, adapter)
+        parts.append(runner.forward([segment], np.arange(len(part), dtype=np.int32)).clone())
+        cache.commit("long", segment.slots)
+    segment = _tree_segment(cache, "long", trees[0], adapter)
+    logits = runner.forward([segment], np.arange(nodes, dtype=np.int32))
+    plain, *ends = reference(
+        [tokens, *(np.concatenate([tokens, trees[0][tree.path(node)]]) for node in range(nodes))]
+    )
+    compare(f"a prompt longer than its window of {window} tokens", torch.cat(parts), plain)
+    compare(
+        f"token tree behind a window of {window} tokens", logits, torch.stack([rows[-1] for rows in ends])
+    )
 
 
 def _why_not_finite(dtype: torch.dtype, weights: Iterable[tuple[str, torch.Tensor]]) -> str:

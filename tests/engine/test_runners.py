@@ -152,12 +152,9 @@ def test_a_window_no_shorter_than_the_longest_sequence_is_fine(name: str, tmp_pa
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mistral_window", "sliding window of 64 tokens.*max_model_len"),
         ("qwen2_moe_window", "sliding window of 64 tokens.*max_model_len"),
         ("phimoe_window", "sliding window of 64 tokens.*max_model_len"),
         ("phi3_longrope", "rotary embeddings change .* more than 32 tokens.*max_model_len to 32"),
-        ("gemma2", "softcap"),
-        ("gpt_oss", "s_aux|sliding window"),
         ("bloom", "attention interface|position_ids"),
         ("falcon", "attention interface"),
     ],

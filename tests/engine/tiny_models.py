@@ -40,6 +40,7 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+_ALTERNATING = ["sliding_attention", "full_attention"]
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -62,6 +63,21 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mistral_window": ("Mistral", {"sliding_window": 64}),
+    "gemma3_window": ("Gemma3Text", {"head_dim": 16, "sliding_window": 64, "layer_types": _ALTERNATING}),
+    "gemma2_window": (
+        "Gemma2",
+        {"head_dim": 16, "sliding_window": 64, "attn_logit_softcapping": 0.3},
+    ),
+    "gpt_oss_window": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 64,
+            "layer_types": _ALTERNATING,
+        },
+    ),
     "qwen2_moe_window": (
         "Qwen2Moe",
         {**_EXPERTS, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
@@ -69,19 +85,17 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe_window": ("Phimoe", {**_EXPERTS, "sliding_window": 64}),
     "phi3_longrope": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32}),
     "gpt_neox": ("GPTNeoX", {}),
-    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 4096}),
     "gemma4": (
         "Gemma4Text",
         {
             "head_dim": 8,
             "global_head_dim": 16,
             "sliding_window": 4096,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": _ALTERNATING,
             "vocab_size_per_layer_input": VOCABULARY,
             "hidden_size_per_layer_input": 8,
         },
     ),
-    "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}),
     "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
     "falcon": ("Falcon", {"new_decoder_architecture": False, "alibi": False}),
 }
