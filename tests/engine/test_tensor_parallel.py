@@ -31,6 +31,7 @@ from verifier.verifier import Verifier
 CASES: list[tuple[str, RunnerKind]] = [
     ("llama_bias", "lean"),
     ("qwen3", "hf"),
+    ("gemma3_window", "hf"),
     ("fp8", "lean"),
     ("integers", "lean"),
     ("ordered", "lean"),
@@ -49,7 +50,7 @@ def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], i
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     parent = tmp_path_factory.mktemp("models")
-    found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:2]]
+    found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:3]]
     adapted = tiny_models.write("qwen2", parent / "adapted")
     integer_models.write("qwen3", "packed-asymmetric", parent / "integers")
     integer_models.write("llama_bias", "gptq-ordered", parent / "ordered")
