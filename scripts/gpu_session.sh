@@ -237,6 +237,9 @@ measure)
     [ -s "$found/engine.json" ] ||
         bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
             --max-tokens 96 ${given-}
+    # Whether a mixture's forwards can be captured, and whether their cost is what the model of it says.
+    part mixture 75 python3 -m benchmarks.mixture_cost --shape qwen3-30b --device cuda --repeats 5 \
+        --json "$found/mixture.json"
     part decisions 40 python3 -m benchmarks.decision_cost --device cuda --json "$found/decisions.json"
     forward forward-1b-hf 45 1b triton --runner hf
     part bfloat16-ties 90 python3 -m benchmarks.bfloat16_ties --device cuda --json "$found/bfloat16-ties.json"

@@ -1,0 +1,191 @@
+"""What forwards of a mixture of experts take by their rows, and how well the cost model says so.
+
+python -m benchmarks.mixture_cost [--shape qwen3-30b] [--device cuda] [--experts grouped_mm] [--json FILE]
+
+The weights are random and lie on the device only. Forwards are captured where they can be; if not, the record
+says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from benchmarks.environment import describe
+from benchmarks.forward_floor import measured_rates
+from cluster.linear_cost import StepPoint, experts_read
+from cluster.profile_fit import fit_held_out
+from engine.attention_kinds import AttentionKind
+from engine.cuda_graphs import GraphedRunner
+from engine.devices import resolve_device
+from engine.hf_capturing import why_not_captured
+from engine.hf_runner import HFRunner
+from engine.runner import ModelRunner
+from verifier.profile import measure_step_costs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSizes:
+    """Sizes of a Qwen3-MoE model; `units` are those of one expert."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    units: int
+    experts: int
+    per_token: int
+    vocab: int
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of all experts."""
+        return self.layers * self.experts * 3 * self.hidden * self.units
+
+    @property
+    def shared_weights(self) -> int:
+        """Weights that every row is multiplied with: all but experts and the embedding."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + self.hidden * self.experts) + self.hidden * self.vocab
+
+
+SHAPES = {
+    "tiny": MixtureSizes(2, 64, 4, 2, 16, 32, 8, 2, 512),
+    "small": MixtureSizes(4, 512, 8, 2, 64, 256, 64, 8, 4096),
+    "qwen3-30b": MixtureSizes(48, 2048, 32, 4, 128, 768, 128, 8, 151936),  # Qwen3 30B-A3B
+}
+# Rows, requests and contexts that are timed.
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+REQUESTS = (1, 4, 16)
+CONTEXTS = (32, 480)
+
+
+def random_mixture(
+    sizes: MixtureSizes, dtype: torch.dtype, device: torch.device, max_tokens: int, experts: str | None
+) -> PreTrainedModel:
+    """A model of a shape with random weights, its experts computed in the way that `experts` names."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.hidden,
+        moe_intermediate_size=sizes.units,
+        intermediate_size=sizes.units,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        num_experts=sizes.experts,
+        num_experts_per_tok=sizes.per_token,
+        norm_topk_prob=True,
+        max_position_embeddings=max_tokens,
+    )
+    options = {} if experts is None else {"experts_implementation": experts}
+    with device:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    return model.eval()
+
+
+def run(
+    shape: str,
+    *,
+    device: str = "auto",
+    dtype: str = "bfloat16",
+    attention: AttentionKind | None = None,
+    experts: str | None = None,
+    repeats: int = 9,
+) -> dict[str, Any]:
+    """Time forwards and fit them, with what experts take and without.
+
+    Raises:
+        KeyError: if there is no such shape.
+        DeviceUnavailable: if there is no such device.
+    """
+    sizes, where, kind = SHAPES[shape], resolve_device(device), getattr(torch, dtype)
+    slots = max(REQUESTS) * max(CONTEXTS) + max(ROWS) + 8
+    model = random_mixture(sizes, kind, where, max(CONTEXTS) + max(ROWS), experts)
+    inner = HFRunner(model, slots + 1, attention=attention)
+    obstacle = why_not_captured(inner) if where.type == "cuda" else "only forwards of a GPU are"
+    runner: ModelRunner = inner if obstacle else GraphedRunner(inner)
+    bandwidth, _ = measured_rates(where, kind, 5)
+    measured = measure_step_costs(runner, ROWS, CONTEXTS, repeats, request_counts=REQUESTS)
+    points = [StepPoint(n, tokens, n * context, seconds) for n, tokens, context, seconds in measured]
+    share = inner.shape.expert_share
+    told, blind = fit_held_out(points, expert_share=share), fit_held_out(points)
+    element = kind.itemsize
+
+    def floor_s(num_rows: float) -> float:
+        read = sizes.shared_weights + experts_read(num_rows, share) * sizes.expert_weights
+        return element * read / bandwidth
+
+    return {
+        "shape": shape,
+        "sizes": asdict(sizes),
+        "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
+        "dtype": dtype,
+        "attention": type(inner.attention).__name__,
+        "experts": experts,
+        "why_not_captured": obstacle,
+        "bytes_per_second": bandwidth,
+        "expert_share": share,
+        "with_experts": msgspec.to_builtins({"cost": told.cost, "error": told.quality}),
+        "without": msgspec.to_builtins({"cost": blind.cost, "error": blind.quality}),
+        "forwards": [
+            {
+                "requests": point.num_requests,
+                "rows": point.num_tokens,
+                "context": point.num_context,
+                "ms": 1e3 * point.seconds,
+                "floor_ms": 1e3 * floor_s(point.num_tokens),
+            }
+            for point in points
+        ],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the shape named on the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shape", default="small", choices=tuple(SHAPES))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--attention", default=None, help="padded, triton or auto; by device if unset")
+    parser.add_argument("--experts", default=None, help="Transformers' name of a way, grouped_mm if unset")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    arguments = parser.parse_args(argv)
+    record = run(
+        arguments.shape,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        attention=arguments.attention,
+        experts=arguments.experts,
+        repeats=arguments.repeats,
+    )
+    print(f"captured: {record['why_not_captured'] or 'yes'}")
+    print(f"{'requests':>8}{'rows':>6}{'context':>9}{'ms':>9}{'of floor':>10}")
+    for one in record["forwards"]:
+        ratio = one["ms"] / one["floor_ms"]
+        print(f"{one['requests']:8}{one['rows']:6}{one['context']:9}{one['ms']:9.2f}{ratio:10.2f}")
+    for name in ("with_experts", "without"):
+        error = record[name]["error"]
+        print(f"fit {name.replace('_', ' ')}: median error {error['median']:.1%}, p90 {error['p90']:.1%}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"environment": describe(), **record}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
