@@ -124,7 +124,7 @@ def run(
     points = [StepPoint(n, tokens, n * context, seconds) for n, tokens, context, seconds in measured]
     share = inner.shape.expert_share
     told, blind = fit_held_out(points, expert_share=share), fit_held_out(points)
-    element = kind.itemsize
+    element: int = kind.itemsize
 
     def floor_s(num_rows: float) -> float:
         read = sizes.shared_weights + experts_read(num_rows, share) * sizes.expert_weights
