@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 from transformers.utils import logging as progress
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
@@ -64,8 +64,10 @@ def read_model(
         extra = {**extra, "ignore_mismatched_sizes": True}  # they are told below
         if quantization_of(config):  # of something else than weights
             extra["config"] = without_quantization(config)
+    if route == "widened":
+        extra = {**extra, "quantization_config": Mxfp4Config(dequantize=True)}
     model, made_up = _from_pretrained(directory, dtype, extra, trust_remote_code=trust_remote_code)
-    if made_up and route == "plain":
+    if made_up and route in ("plain", "widened"):
         raise UnsupportedModel(
             f"the files in {directory} lack {len(made_up)} weights of {type(model).__name__} or have them in "
             f"another shape, among them {made_up[0]}: it is incomplete, or another kind of model's"

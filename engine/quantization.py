@@ -10,13 +10,14 @@ from safetensors import SafetensorError
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.quantized_checkpoint import quantization_of, why_not_read
-from engine.quantized_files import FP8, UnsuitableWeights, leaves_weights, refused_format
+from engine.quantized_files import FP8, MXFP4, UnsuitableWeights, leaves_weights, refused_format
 from engine.stored_layers import are_quantized
 
 Quantization = Literal["fp8", "int4"]
 """What weights of floats are rounded to: e4m3 numbers, or integers of four bits."""
-#: `plain` floats; `quantized` ones, kept so by us; or whatever Transformers does for the checkpoint.
-Route = Literal["plain", "quantized", "transformers"]
+#: `plain` floats; `quantized` ones, kept so by us; whatever Transformers does for the checkpoint; or
+#: `widened` to floats by it.
+Route = Literal["plain", "quantized", "transformers", "widened"]
 
 _FP8_FROM = (8, 9)
 
@@ -63,6 +64,8 @@ def route_of(
             f"it has quantized weights, which its config.json does not describe, and {why}; use the "
             "checkpoint without quantization"
         )
+    if method == MXFP4:
+        return "widened"
     if method != FP8:
         raise refused_format(method, why)
     if device.type != "cuda":

@@ -11,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 #: As Transformers calls the format whose weights it can run itself, on some devices.
 FP8 = "fp8"
+#: And one that it widens while it reads it (gpt-oss).
+MXFP4 = "mxfp4"
 #: How weights that are read here are told, as `engine.stored_layers` tells them: by the ends of their names,
 #: or by what safetensors calls their numbers, these only with scales.
 _READ_NAMES = (".qweight", ".weight_packed")
@@ -66,12 +68,13 @@ def check_quantization(directory: Path) -> None:
     What cannot be read here is left to it, and to what it says.
 
     Raises:
-        UnsuitableWeights: if config.json names another format than FP8, and no weight is in one that is read.
+        UnsuitableWeights: if config.json names another format than FP8 and MXFP4, and no weight is in one that
+            is read.
     """
     try:
         described = description_in(json.loads((directory / "config.json").read_text()))
         method = described["quant_method"]
-        if method == FP8 or leaves_weights(described):
+        if method in (FP8, MXFP4) or leaves_weights(described):
             return
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return

@@ -97,6 +97,12 @@ def load_through_transformers(
         )
     # The lean runner shards while it converts; Transformers shards while it loads.
     extra = sharding(world_size) if world_size > 1 and not lean else {}
+    if route == "widened" and options.rank == 0:
+        _log.warning(
+            "the MXFP4 weights in %s are widened to %s: in bfloat16 they take nearly four times the memory",
+            directory,
+            options.dtype,
+        )
     if route == "transformers" and not extra:
         extra = {"device_map": {"": device}}  # its kernels' weights must be made where they run
     model = read_model(

@@ -72,6 +72,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         {
             "head_dim": 16,
+            "intermediate_size": 64,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "sliding_window": 64,
