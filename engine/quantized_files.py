@@ -68,8 +68,8 @@ def check_quantization(directory: Path) -> None:
     What cannot be read here is left to it, and to what it says.
 
     Raises:
-        UnsuitableWeights: if config.json names another format than FP8 and MXFP4, and no weight is in one that
-            is read.
+        UnsuitableWeights: if config.json names another format than FP8 and MXFP4, and no weight is in one
+            that is read.
     """
     try:
         described = description_in(json.loads((directory / "config.json").read_text()))
