@@ -90,11 +90,11 @@ class TargetConfig(DeviceConfig):
         "(`<tool_call><function=name><parameter=key>...`), `auto` as its chat template shows. With `none`, "
         "as where that shows none of these, tools are refused unless a call is forced.",
     )
-    reasoning_parser: Literal["auto", "none", "think", "mistral"] = Field(
+    reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = Field(
         default="auto",
         description="How the model marks what it thinks before it answers: `think` (`<think>...</think>`, as "
-        "Qwen3 and DeepSeek-R1), `mistral` (`[THINK]...[/THINK]`), `auto` as its chat template shows; `none` "
-        "leaves it in the text.",
+        "Qwen3 and DeepSeek-R1), `mistral` (`[THINK]...[/THINK]`), `harmony` (in channels, as gpt-oss), "
+        "`auto` as its chat template shows; `none` leaves it in the text.",
     )
     trust_remote_code: bool = Field(
         default=False,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.generation import Update
-from deployments.reasoning import ReasoningParser
+from deployments.reasoning import ThoughtParser
 from deployments.text_offsets import TextOffsets
 from deployments.tool_calls import Parsed, ToolParser
 from verifier.messages import TokenLogprobs
@@ -39,7 +39,7 @@ class ChoiceState:
     started: bool = False
     offsets: TextOffsets | None = None
     parser: ToolParser | None = None
-    reasoning: ReasoningParser | None = None
+    reasoning: ThoughtParser | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     echoes_logprobs: bool = False
 

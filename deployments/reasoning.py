@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Protocol
 
 import msgspec
 
+from deployments import harmony
 from deployments.openai_schema import ChatRequest, GenerationRequest
 from deployments.text_codec import TextCodec
 from deployments.tool_calls import overlap
@@ -19,11 +21,35 @@ MARKERS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
 _MARK_TOKENS = 32
 
 
+class ThoughtParser(Protocol):
+    """Divides the text of one answer, in pieces of any size, into what is thought and what is said.
+
+    Attributes:
+        markers: tokens that are to be seen in the text, though they may be special ones.
+        is_told: whether what is thought is told, or left out.
+        num_tokens: of the thought so far, with its marks.
+    """
+
+    markers: tuple[str, ...]
+    is_told: bool
+    num_tokens: int
+
+    def feed(self, text: str, tokens: Sequence[int] = ()) -> tuple[str, str]:
+        """More text: what of it, and of what was held back, is certain to be thought, and said."""
+        ...
+
+    def finish(self) -> tuple[str, str]:
+        """The rest, when no more text comes."""
+        ...
+
+
 def kind_for_template(template: str) -> str:
     """How a model with that chat template marks what it thinks, "none" if it shows no way.
 
     Templates that know of it show at least the end: they leave out what was thought in earlier turns.
     """
+    if harmony.SHOWN_BY in template:
+        return "harmony"
     return next((kind for kind, (_, end) in MARKERS.items() if end in template), "none")
 
 
@@ -67,7 +93,8 @@ class ReasoningParser:
         close_token: int | None = None,
         is_form: bool = False,
     ) -> None:
-        self._open, self._close = self.markers = MARKERS[kind]
+        self._open, self._close = MARKERS[kind]
+        self.markers: tuple[str, ...] = MARKERS[kind]
         self._is_open = is_open
         self.is_told = is_told
         self._close_token = close_token
@@ -160,11 +187,11 @@ def make_parser(
     prompt: Sequence[int],
     codec: TextCodec,
     constraint: Constraint | None = None,
-) -> ReasoningParser | None:
+) -> ThoughtParser | None:
     """The parser of that kind for an answer in a conversation; None for any answer that has no thought.
 
     Args:
-        kind: of `MARKERS`, or "none".
+        kind: of `MARKERS`, "harmony" or "none".
         request, prompt: what is answered, and its tokens.
         codec: the target's tokenizer.
         constraint: of the answer, if there is one, as of `with_thought`.
@@ -173,10 +200,13 @@ def make_parser(
         return None
     if constraint is not None and constraint.thought is None:
         return None
+    is_told = request.include_reasoning is not False
+    if kind == "harmony":
+        return harmony.HarmonyParser(is_told=is_told)
     return ReasoningParser(
         kind,
         is_open=_is_open(kind, request, prompt, codec) is True,
-        is_told=request.include_reasoning is not False,
+        is_told=is_told,
         close_token=codec.single_token(MARKERS[kind][1]),
         is_form=constraint is not None,
     )
@@ -191,9 +221,9 @@ def with_thought(
 ) -> Constraint | None:
     """The constraint of an answer, with the thought that may come before it; arguments as of `make_parser`.
 
-    There is none where the prompt has ended it already, or where its marks are no tokens.
+    There is none where the prompt has ended it already, where its marks are no tokens, or in channels.
     """
-    if constraint is None or kind == "none" or not isinstance(request, ChatRequest):
+    if constraint is None or kind not in MARKERS or not isinstance(request, ChatRequest):
         return constraint
     is_open = _is_open(kind, request, prompt, codec)
     begin, end = (codec.single_token(mark) for mark in MARKERS[kind])
