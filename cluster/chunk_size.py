@@ -21,14 +21,13 @@ def chunk_tokens(scheduler: SchedulerConfig, target: LinearCost) -> int:
     Args:
         scheduler: says how many, or `auto`.
         target: what forwards of the target cost by the profile. `auto` is the power of two that takes nearest
-            to `CHUNK_MULTIPLE` forwards of one token: 1,024 of an 8B model on an H200, 128 on a CPU. A chunk
-            needs all experts of a mixture, so it is forwards with all of them read that count.
+            to `CHUNK_MULTIPLE` forwards of one token: 1,024 of an 8B model on an H200, 128 on a CPU.
     """
     if scheduler.prefill_chunk != "auto":
         return scheduler.prefill_chunk
     token_s = target.token_seconds()
     if token_s <= 0.0:  # not measured
         return LEAST_CHUNK
-    wanted = CHUNK_MULTIPLE * (target.seconds(1, 1, 0) + target.unread_s(1)) / token_s
+    wanted = CHUNK_MULTIPLE * target.seconds(1, 1, 0) / token_s
     most = min(max(wanted, LEAST_CHUNK), MOST_CHUNK)
     return 1 << round(math.log2(most))

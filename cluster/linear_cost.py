@@ -113,11 +113,14 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
             most: rows considered on top.
             context: context tokens of the requests they belong to, on average.
         """
-        added = np.full(most, self.gamma + self.beta * context)
-        if self.gamma_knee != 0.0 and num_tokens + most > self.knee_tokens:
+        each = self.gamma + self.beta * context
+        if num_tokens >= self.knee_tokens:
+            each += self.gamma_knee
+        added = np.full(most, each)
+        if self.gamma_knee != 0.0 and num_tokens < self.knee_tokens < num_tokens + most:
             beyond = np.maximum(num_tokens + np.arange(most + 1, dtype=np.float64) - self.knee_tokens, 0.0)
             added += self.gamma_knee * (beyond[1:] - beyond[:-1])
-        if self.experts_s:
+        if self.experts_s and most:
             unread = (1.0 - self.expert_share) ** (num_tokens + np.arange(most, dtype=np.float64))
             added += self.experts_s * self.expert_share * unread
         return added

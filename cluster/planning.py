@@ -11,7 +11,6 @@ import numpy as np
 from cluster.batching.iteration import Iteration
 from cluster.calibration import Calibration
 from cluster.catching_up import catch_up
-from cluster.chunk_size import chunk_tokens
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.decode_views import DecodeViews
@@ -67,7 +66,7 @@ class StepPlanner:
         # Of others it is not known in time that they draft nothing.
         self._sends_ahead = scheduler.async_scheduling and self._rests is not None
         self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=self._sends_ahead)
-        self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
+        self.prompts = PromptShare.of(scheduler, cost.profile.target)
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
         self._tries_drafts = getattr(policy, "tries_drafts", True)
         self._looked_at, self.num_running = -1, 0
@@ -103,8 +102,8 @@ class StepPlanner:
         self.pool.assign(ready, now)
         kinds = self.cost.kinds
         for request in ready:
-            name = request.drafter
-            request.drafted_by, request.drafted_kind = name, kinds.get(name, name)
+            request.drafted_by = request.drafter
+            request.drafted_kind = kinds.get(request.drafter, request.drafter)
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
         batch = DecodeBatch(self.decode_views.of_all(ready, now, max_model_tokens))
         self._views.update(zip([request.request_id for request in ready], batch, strict=True))

@@ -55,6 +55,11 @@ def restored_context(
         learnt = calibration.of(drafter)
         for name, value in table.state.items():
             setattr(learnt, name, np.array(value, dtype=np.float64))
+    missing = {one.name for one in dataclasses.fields(StepContext)} - {*_APART, *recorded.values}
+    if missing:
+        raise DecisionsError(
+            f"the record was made by another version of Flotilla: it lacks {', '.join(sorted(missing))}"
+        )
     try:
         return StepContext(
             cost=CostModel.corrected(profile, recorded.corrections, recorded.kinds),

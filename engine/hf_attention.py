@@ -165,7 +165,13 @@ def windows_of(model: PreTrainedModel, seen: Sequence[Seen], max_tokens: int) ->
     narrow = tuple(sorted({window for window in named if window < max_tokens}))
     types = getattr(config, "layer_types", None)
     expected = len(seen) if types is None else list(types).count("sliding_attention")
-    is_told = not _builds_windows(model) or len(named) == expected
+    has_windows = _builds_windows(model)
+    if narrow and not has_windows:
+        raise UnsupportedModel(
+            f"the model tells its attention of a sliding window of {narrow[0]} tokens that its own masks do "
+            f"not have: set max_model_len to {narrow[0]} at most"
+        )
+    is_told = not has_windows or len(named) >= expected
     if configured < max_tokens and not is_told:
         raise UnsupportedModel(
             f"the model attends to a sliding window of {configured} tokens, shorter than its longest "

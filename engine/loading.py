@@ -41,7 +41,7 @@ __all__ = ["DeviceUnavailable", "NotEnoughMemory", "RunnerKind", "UnsupportedMod
 _log = logging.getLogger(__name__)
 
 # Slots for the self-test where the pool is sized after it, when the reference's memory is free again.
-_TEST_SLOTS = 512
+_TEST_SLOTS = 1088
 
 
 def load_runner(

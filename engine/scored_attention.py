@@ -8,6 +8,9 @@ import torch
 
 from engine.attention import PaddedAttention
 
+# Scores of so many bytes at a time, whatever the rows of a prompt and the keys they see.
+SCORE_BYTES = 64 << 20
+
 
 class Scoring(NamedTuple):
     """What a layer does with its scores besides scaling them.
@@ -43,18 +46,30 @@ class ScoredAttention(PaddedAttention):
         scale: float | None,
     ) -> torch.Tensor:
         softcap, sinks = self.scoring[layer]
-        scores = (q @ k.transpose(2, 3)).float() * (q.shape[3] ** -0.5 if scale is None else scale)
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        if mask is not None:
-            scores = scores + mask
-        if sinks is None:
-            return scores.softmax(dim=3).to(v.dtype) @ v
-        kv_heads, rows = q.shape[1], q.shape[2]
-        by_head = sinks.view(kv_heads, 1, -1)
-        # Rows of a key head are those of its query heads, in turn.
-        sink = by_head.expand(kv_heads, rows // by_head.shape[2], -1).reshape(1, kv_heads, rows, 1).float()
-        highest = torch.maximum(scores.amax(dim=3, keepdim=True), sink)
-        weights = (scores - highest).exp()
-        share = weights / (weights.sum(dim=3, keepdim=True) + (sink - highest).exp())
-        return share.to(v.dtype) @ v
+        lines, kv_heads, rows, dim = q.shape
+        scale, keys = dim**-0.5 if scale is None else scale, k.transpose(2, 3)
+        sink = None
+        if sinks is not None:
+            by_head = sinks.view(kv_heads, 1, -1)
+            # Rows of a key head are those of its query heads, in turn.
+            sink = (
+                by_head.expand(kv_heads, rows // by_head.shape[2], -1).reshape(1, kv_heads, rows, 1).float()
+            )
+        out = q.new_empty(lines, kv_heads, rows, v.shape[3])
+        step = max(1, SCORE_BYTES // (4 * lines * kv_heads * k.shape[2]))
+        for first in range(0, rows, step):
+            part = slice(first, first + step)
+            scores = (q[:, :, part] @ keys).float().mul_(scale)
+            if softcap is not None:
+                scores.div_(softcap).tanh_().mul_(softcap)
+            if mask is not None:
+                scores.add_(mask if mask.shape[2] == 1 else mask[:, :, part])
+            highest = scores.amax(dim=3, keepdim=True)
+            if sink is not None:
+                highest = torch.maximum(highest, sink[:, :, part])
+            scores.sub_(highest).exp_()
+            total = scores.sum(dim=3, keepdim=True)
+            if sink is not None:
+                total += (sink[:, :, part] - highest).exp()
+            out[:, :, part] = scores.div_(total).to(v.dtype) @ v
+        return out

@@ -37,3 +37,8 @@ def make_rule(name: str) -> BatchingRule:
     if factory is None:
         raise ValueError(f"unknown batching rule `{name}`; known: {', '.join(sorted(BATCHING_RULES))}")
     return factory()
+
+
+def reads_beside(name: str) -> bool:
+    """Whether steps of the rule of that name read prompts beside decoding."""
+    return not isinstance(make_rule(name), Fcfs)

@@ -376,5 +376,8 @@ class Flotilla:
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
-        most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
+        # Of a mixture, a token costs most where there are few: that is what few requests are drafted for at.
+        rows = FEW_REQUESTS + context.prompt_rows
+        first_s = float(context.cost.verify_added_seconds(rows, 1)[0])
+        most_s = CHEAP_SHARE * max(context.cost.verify_token_seconds(), first_s)
         return {name for name, seconds in layer_s.items() if seconds < most_s}

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.chunk_size import LEAST_CHUNK, chunk_tokens
-from cluster.config import SchedulerConfig
 from cluster.linear_cost import LinearCost, experts_read
 from tests.examples import examples
 
@@ -71,12 +69,3 @@ def test_experts_read_are_as_many_as_random_tokens_are_sent_to(num_experts: int,
         ]
         share = experts_read(float(num_tokens), per_token / num_experts)
         assert share * num_experts == pytest.approx(np.mean(counted), rel=0.04)
-
-
-def test_a_chunk_of_a_prompt_is_measured_by_forwards_that_read_all_experts() -> None:
-    """By those of one token, which read one expert of sixteen, prompts would be read in crumbs."""
-    scheduler = SchedulerConfig(prefill_chunk="auto")
-    mixture = LinearCost(gamma=2e-5, delta=2e-3, experts_s=1e-2, expert_share=1 / 16)
-    assert chunk_tokens(scheduler, mixture) == 2048
-    dense = LinearCost(gamma=2e-5, delta=2e-3)
-    assert LEAST_CHUNK < chunk_tokens(scheduler, dense) == 512

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.batching.registry import BATCHING_RULES, reads_beside
 from cluster.prompt_share import MANY_STEPS, PromptShare
 from cluster.requests import Request, Trigger
 from cluster.stream_messages import Submit
@@ -56,3 +57,11 @@ def test_the_next_step_reads_what_it_has_room_for() -> None:
     ):
         prompts.look(requests)
         assert prompts.rows == rows
+
+
+def test_rules_that_read_prompts_apart_have_none_beside_decoding() -> None:
+    apart = {name for name in BATCHING_RULES if not reads_beside(name)}
+    assert apart == {"fcfs", "fcfs-slo", "sep-pipe", "stta"}
+    prompts = PromptShare(CHUNK, reads_beside=False)
+    prompts.look([admitted(0, 5)])
+    assert prompts.rows == 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention import PaddedAttention
+from engine.hf_attention import Seen, windows_of
 from engine.hf_runner import HFRunner
 from engine.loading import load_runner
 from engine.rectangles import rectangle
@@ -118,8 +119,32 @@ def test_a_window_too_narrow_for_trees_is_refused() -> None:
         HFRunner(model, 512)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_that_rounding_sends_to_other_experts_are_no_mistake(dtype: str, tmp_path: Path) -> None:
+    directory = tiny_models.write("gpt_oss_window", tmp_path)
+    assert load_runner(directory, num_slots=512, dtype=dtype).shape.expert_share == 0.5
+
+
+def test_mistakes_in_most_rows_of_a_mixture_are_noticed_in_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.rectangles._mask", lambda *_: None)
+    with pytest.raises(UnsupportedModel, match="self-test failed"):
+        load_runner(tiny_models.write("gpt_oss_window", tmp_path), num_slots=512, dtype="bfloat16")
+
+
+def test_a_window_that_the_model_s_own_masks_lack_is_refused() -> None:
+    model = tiny_models.build("llama")
+    with pytest.raises(UnsupportedModel, match="that its own masks do not have"):
+        windows_of(model, [Seen(64, is_scored=False)] * 2, 128)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
-def test_capped_scores_and_sinks_are_softmaxes_of_their_own(heads: int, kv_heads: int) -> None:
+@pytest.mark.parametrize("score_bytes", [1, 64 << 20])
+def test_capped_scores_and_sinks_are_softmaxes_of_their_own(
+    heads: int, kv_heads: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.scored_attention.SCORE_BYTES", score_bytes)
     generator = torch.Generator().manual_seed(0)
     rows, dim = 5, 8
     q, k, v = (torch.randn(rows, n, dim, generator=generator) for n in (heads, kv_heads, kv_heads))

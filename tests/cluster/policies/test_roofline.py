@@ -49,9 +49,9 @@ def test_beside_prompts_that_reach_the_knee_no_draft_is_free() -> None:
 
 
 def test_experts_that_prompts_need_are_read_for_drafts_too() -> None:
-    """Alone, a request's first drafts cost a quarter of the forward each; beside a prompt they are free."""
+    """Alone, a request's first drafts cost a third of the forward each; beside a prompt they are free."""
     mixture = LinearCost(delta=1e-3, experts_s=2e-2, expert_share=1 / 16)
-    cost = CostModel(CostProfile(target=mixture, drafters={"small": LinearCost(delta=1e-5)}))
+    cost = CostModel(CostProfile(target=mixture, drafters={"small": LinearCost(delta=4e-4)}))
     alone = dataclasses.replace(context(overhead_s=0.0, draft_s=0.0), cost=cost)
     beside = dataclasses.replace(alone, prompt_rows=128)
     batch = [request(rate=0.3)]
