@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,42 +29,17 @@ from engine.devices import resolve_device
 from engine.hf_capturing import why_not_captured
 from engine.hf_runner import HFRunner
 from engine.runner import ModelRunner
+from simulator.roofline import MODELS, Model
 from verifier.profile import measure_step_costs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureSizes:
-    """Sizes of a Qwen3-MoE model; `units` are those of one expert."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    units: int
-    experts: int
-    per_token: int
-    vocab: int
-
-    @property
-    def expert_weights(self) -> int:
-        """Weights of all experts."""
-        return self.layers * self.experts * 3 * self.hidden * self.units
-
-    @property
-    def shared_weights(self) -> int:
-        """Weights that every row is multiplied with: all but experts and the embedding."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + self.hidden * self.experts) + self.hidden * self.vocab
-
-
 SHAPES = {
-    "tiny": MixtureSizes(2, 64, 4, 2, 16, 32, 8, 2, 512),
-    "small": MixtureSizes(4, 512, 8, 2, 64, 256, 64, 8, 4096),
-    "qwen3-30b": MixtureSizes(48, 2048, 32, 4, 128, 768, 128, 8, 151936),  # Qwen3 30B-A3B
+    "tiny": Model("tiny", 2, 64, 4, 2, 16, 32, 512, 8, 2),
+    "small": Model("small", 4, 512, 8, 2, 64, 256, 4096, 64, 8),
+    "qwen3-30b": MODELS["Qwen3-30B-A3B"],
 }
 # Rows, requests and contexts that are timed.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -73,7 +48,7 @@ CONTEXTS = (32, 480)
 
 
 def random_mixture(
-    sizes: MixtureSizes, dtype: torch.dtype, device: torch.device, max_tokens: int, experts: str | None
+    sizes: Model, dtype: torch.dtype, device: torch.device, max_tokens: int, experts: str | None
 ) -> PreTrainedModel:
     """A model of a shape with random weights, its experts computed in the way that `experts` names."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
@@ -81,14 +56,14 @@ def random_mixture(
     config = Qwen3MoeConfig(
         vocab_size=sizes.vocab,
         hidden_size=sizes.hidden,
-        moe_intermediate_size=sizes.units,
-        intermediate_size=sizes.units,
+        moe_intermediate_size=sizes.mlp,
+        intermediate_size=sizes.mlp,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
         num_experts=sizes.experts,
-        num_experts_per_tok=sizes.per_token,
+        num_experts_per_tok=sizes.experts_per_token,
         norm_topk_prob=True,
         max_position_embeddings=max_tokens,
     )
@@ -127,7 +102,7 @@ def run(
     element: int = kind.itemsize
 
     def floor_s(num_rows: float) -> float:
-        read = sizes.shared_weights + experts_read(num_rows, share) * sizes.expert_weights
+        read = sizes.shared_parameters + experts_read(num_rows, share) * sizes.expert_parameters
         return element * read / bandwidth
 
     return {

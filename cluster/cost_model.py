@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -106,13 +107,14 @@ class CostModel:
         factor = self._factor.get(VERIFY_DRAFTED if drafted else VERIFY_PLAIN, 1.0)
         return self.profile.target.delta * factor
 
-    def verify_token_seconds(self, context: float = 0.0) -> float:
+    def verify_token_seconds(self, context: float = 0.0, num_tokens: float = math.inf) -> float:
         """Marginal seconds of one more token in a verify forward past the knee.
 
         Args:
             context: context tokens of the request it belongs to.
+            num_tokens: rows beside it, which share experts with it; by default all experts are read.
         """
-        return self.profile.target.token_seconds(context) * self._factor.get(VERIFY_DRAFTED, 1.0)
+        return self.profile.target.token_seconds(context, num_tokens) * self._factor.get(VERIFY_DRAFTED, 1.0)
 
     def prompt_token_seconds(self) -> float:
         """Marginal seconds of one more token of a prompt in a verify forward."""

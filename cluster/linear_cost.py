@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import msgspec
@@ -99,9 +100,15 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
             seconds += self.experts_s * experts_read(num_tokens, self.expert_share)
         return seconds
 
-    def token_seconds(self, context: float = 0.0) -> float:
-        """Seconds of one more token past the knee, all experts read, in a request of `context` tokens."""
-        return self.gamma + self.gamma_knee + self.beta * context
+    def token_seconds(self, context: float = 0.0, num_tokens: float = math.inf) -> float:
+        """Seconds of one more token past the knee, in a request of `context` tokens.
+
+        Beside `num_tokens` others; beside any number all experts are read.
+        """
+        unread = (1.0 - self.expert_share) ** num_tokens
+        return float(
+            self.gamma + self.gamma_knee + self.beta * context + self.experts_s * self.expert_share * unread
+        )
 
     def added_seconds(self, num_tokens: float, most: int, context: float = 0.0) -> Float64:
         """float64 [most], seconds that each of `most` further tokens adds to a forward of `num_tokens`.

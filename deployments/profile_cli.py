@@ -41,8 +41,7 @@ def run_profile(
     held_out, total = profile.target.quality.num_held_out, len(profile.target.points)
     console.print(
         f"error: median on forwards the fit did not see ({held_out} of {total} of the target), "
-        f"at most {QUALITY:.0%} wanted; past knee: each token beyond so many in the batch; "
-        "experts: all of a mixture's",
+        f"at most {QUALITY:.0%} wanted{_legend(profile)}",
         style="dim",
         highlight=False,
     )
@@ -57,6 +56,13 @@ def run_profile(
     except OSError as error:
         raise StartError(f"cannot write {error.filename or out}: {error.strerror}") from error
     return profile
+
+
+def _legend(profile: ProfileFile) -> str:
+    """What columns mean that only some models have."""
+    costs = [model.cost for model in profile.models.values()]
+    knee = "; past knee: each token beyond so many in the batch" if any(c.gamma_knee for c in costs) else ""
+    return knee + ("; experts: all of a mixture's" if any(c.experts_s for c in costs) else "")
 
 
 def table(profile: ProfileFile) -> Table:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Seen(NamedTuple):
 class Pass:
     """One forward pass in progress: where its attention layers find their keys, and how many ran."""
 
-    __slots__ = ("_of_window", "_segments", "attention", "calls", "max_tokens", "plan", "seen")
+    __slots__ = ("_of_window", "_segments", "attention", "calls", "max_tokens", "plan")
 
     def __init__(
         self,
@@ -61,8 +62,6 @@ class Pass:
         plan: PaddedPlan,
         max_tokens: int,
         segments: Sequence[Segment] | None = None,
-        *,
-        looks: bool = False,
     ) -> None:
         """Begin.
 
@@ -71,13 +70,11 @@ class Pass:
             plan: of layers that see all keys.
             max_tokens: longest sequence; wider windows are none.
             segments: what is planned, for layers with windows.
-            looks: whether to note what layers ask for, in place of giving it to them.
         """
         self.attention = attention
         self.plan = plan
         self.max_tokens = max_tokens
         self.calls = 0
-        self.seen: list[Seen] | None = [] if looks else None
         self._segments = segments
         self._of_window: dict[int, PaddedPlan] = {}
 
@@ -97,9 +94,21 @@ class Current(threading.local):
     # Thread-local and not a keyword argument: several architectures do not hand keyword arguments of
     # `forward` down to their attention layers.
     running: Pass | None = None
+    seen: list[Seen] | None = None
 
 
 current = Current()
+
+
+@contextmanager
+def looking() -> Iterator[list[Seen]]:
+    """Note what layers ask for in the forwards within, in place of giving it to them."""
+    found: list[Seen] = []
+    current.seen = found
+    try:
+        yield found
+    finally:
+        current.seen = None
 
 
 def _tree_attention(
@@ -128,8 +137,8 @@ def _tree_attention(
     layer = running.calls
     running.calls += 1
     plan = running.plan
-    if running.seen is not None:
-        running.seen.append(Seen(window, scoring != Scoring()))
+    if current.seen is not None:
+        current.seen.append(Seen(window, scoring != Scoring()))
     else:
         plan = running.plan_of(window)
         if isinstance(running.attention, ScoredAttention):

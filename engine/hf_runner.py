@@ -23,7 +23,7 @@ from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import index_on
 from engine.expert_routing import routing_of
 from engine.hf_adapters import attach_adapters
-from engine.hf_attention import ATTENTION_NAME, Pass, Seen, current, special_attention, windows_of
+from engine.hf_attention import ATTENTION_NAME, Pass, current, looking, special_attention, windows_of
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.unsupported_model import UnsupportedModel
 
@@ -102,12 +102,10 @@ class HFRunner:
         self._feature_rows: Int32 | None = None
         zero = np.zeros(1, dtype=np.int32)
         first = [Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])]
-        self._looks, self._seen = True, list[Seen]()
-        with routing_of(model) as routing:
+        with routing_of(model) as routing, looking() as seen:
             self.forward(first, zero)
-        self._looks = False
-        windows = windows_of(model, self._seen, self._max_tokens)
-        special = special_attention(attention, self._attention, windows, self._seen)
+        windows = windows_of(model, seen, self._max_tokens)
+        special = special_attention(attention, self._attention, windows, seen)
         if special is not self._attention:
             self._attention = special
             self.forward(first, zero)
@@ -282,7 +280,7 @@ class HFRunner:
         selects = selected is not None and self._keeps_logits
         if selects:
             arguments["logits_to_keep"] = selected
-        running = Pass(self._attention, plan, self._max_tokens, segments, looks=self._looks)
+        running = Pass(self._attention, plan, self._max_tokens, segments)
         previous = current.running
         current.running = running
         if self._adapters is not None:
@@ -300,8 +298,6 @@ class HFRunner:
                 f"{running.calls} of {self._num_layers} layers of {type(self._model).__name__} went through "
                 "Transformers' attention interface"
             )
-        if running.seen is not None:
-            self._seen = running.seen
         logits, final = output.logits[0], self._final
         if selected is not None and not selects:
             logits, final = logits.index_select(0, selected), final.index_select(0, selected)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from engine.checkpoint import Checkpoint
+from zoo.derived import write_derived
 
 LAYER = "model.layers.{}."
 #: What a layer adds to the residual stream comes out of these two; where they are zero it adds nothing.
@@ -60,11 +59,5 @@ def deepen(source: Path, out: Path, num_layers: int, *, seed: int = 0) -> int:
                 drawn = torch.randn(weight.shape, generator=random) * float(weight.float().std())
                 weights[own] = drawn.to(weight.dtype)
 
-    out.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.suffix != ".safetensors" and file.name != "model.safetensors.index.json":
-            shutil.copy(file, out / file.name)
     config["num_hidden_layers"] = num_layers
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    return sum(weight.numel() for weight in weights.values())
+    return write_derived(source, out, config, weights)

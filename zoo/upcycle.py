@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from engine.checkpoint import Checkpoint
+from zoo.derived import write_derived
 
 # Names of a feed-forward layer's projections as Llama has them, and as Mixtral calls an expert's.
 _EXPERT = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -61,10 +60,6 @@ def upcycle(source: Path, out: Path, num_experts: int, experts_per_token: int, *
             drawn = torch.randn(num_experts, weight.shape[1], generator=random)
             weights[f"{mixture}.gate.weight"] = drawn.to(weight.dtype)
 
-    out.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.suffix != ".safetensors" and file.name != "model.safetensors.index.json":
-            shutil.copy(file, out / file.name)
     changed = {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -73,6 +68,4 @@ def upcycle(source: Path, out: Path, num_experts: int, experts_per_token: int, *
         "sliding_window": None,
     }
     config = {key: value for key, value in config.items() if key not in _LEFT_OUT} | changed
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    return sum(weight.numel() for weight in weights.values())
+    return write_derived(source, out, config, weights)

@@ -378,6 +378,5 @@ class Flotilla:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
         # Of a mixture, a token costs most where there are few: that is what few requests are drafted for at.
         rows = FEW_REQUESTS + context.prompt_rows
-        first_s = float(context.cost.verify_added_seconds(rows, 1)[0])
-        most_s = CHEAP_SHARE * max(context.cost.verify_token_seconds(), first_s)
+        most_s = CHEAP_SHARE * context.cost.verify_token_seconds(num_tokens=rows)
         return {name for name, seconds in layer_s.items() if seconds < most_s}
