@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from benchmarks.environment import describe
-from benchmarks.forward_floor import measured_rates
+from benchmarks.forward_floor import Sizes, measured_rates
 from cluster.linear_cost import StepPoint, experts_read
 from cluster.profile_fit import fit_held_out
 from engine.attention_kinds import AttentionKind
@@ -29,17 +29,38 @@ from engine.devices import resolve_device
 from engine.hf_capturing import why_not_captured
 from engine.hf_runner import HFRunner
 from engine.runner import ModelRunner
-from simulator.roofline import MODELS, Model
 from verifier.profile import measure_step_costs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A Qwen3-MoE model: its sizes with one expert in each layer, how many there are, and of a token's."""
+
+    with_one: Sizes
+    experts: int
+    per_token: int
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of all experts."""
+        one = self.with_one
+        return self.experts * one.layers * 3 * one.hidden * one.units
+
+    @property
+    def shared_weights(self) -> int:
+        """Weights that every row is multiplied with: all but experts and the embedding."""
+        one = self.with_one
+        routers = one.layers * one.hidden * self.experts
+        return one.multiplied - self.expert_weights // self.experts + routers
+
+
 SHAPES = {
-    "tiny": Model("tiny", 2, 64, 4, 2, 16, 32, 512, 8, 2),
-    "small": Model("small", 4, 512, 8, 2, 64, 256, 4096, 64, 8),
-    "qwen3-30b": MODELS["Qwen3-30B-A3B"],
+    "tiny": Mixture(Sizes(2, 64, 4, 2, 16, 32, 512), 8, 2),
+    "small": Mixture(Sizes(4, 512, 8, 2, 64, 256, 4096), 64, 8),
+    "qwen3-30b": Mixture(Sizes(48, 2048, 32, 4, 128, 768, 151936), 128, 8),  # Qwen3 30B-A3B
 }
 # Rows, requests and contexts that are timed.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -48,22 +69,23 @@ CONTEXTS = (32, 480)
 
 
 def random_mixture(
-    sizes: Model, dtype: torch.dtype, device: torch.device, max_tokens: int, experts: str | None
+    mixture: Mixture, dtype: torch.dtype, device: torch.device, max_tokens: int, experts: str | None
 ) -> PreTrainedModel:
     """A model of a shape with random weights, its experts computed in the way that `experts` names."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+    sizes = mixture.with_one
     config = Qwen3MoeConfig(
         vocab_size=sizes.vocab,
         hidden_size=sizes.hidden,
-        moe_intermediate_size=sizes.mlp,
-        intermediate_size=sizes.mlp,
+        moe_intermediate_size=sizes.units,
+        intermediate_size=sizes.units,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        num_experts=sizes.experts,
-        num_experts_per_tok=sizes.experts_per_token,
+        num_experts=mixture.experts,
+        num_experts_per_tok=mixture.per_token,
         norm_topk_prob=True,
         max_position_embeddings=max_tokens,
     )
@@ -102,7 +124,7 @@ def run(
     element: int = kind.itemsize
 
     def floor_s(num_rows: float) -> float:
-        read = sizes.shared_parameters + experts_read(num_rows, share) * sizes.expert_parameters
+        read = sizes.shared_weights + experts_read(num_rows, share) * sizes.expert_weights
         return element * read / bandwidth
 
     return {

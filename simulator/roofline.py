@@ -65,17 +65,8 @@ class Model:
     @property
     def parameters(self) -> int:
         """Weights, without the embedding that is only looked up."""
-        return self.shared_parameters + self.expert_parameters
-
-    @property
-    def shared_parameters(self) -> int:
-        """Of them, those that all tokens of a forward are multiplied with."""
-        return sum(count * n * k for count, n, k in self.products(1))
-
-    @property
-    def expert_parameters(self) -> int:
-        """Of them, all experts'."""
-        return self.experts * sum(count * n * k for count, n, k in self.mlp_products(1))
+        experts = self.experts * sum(count * n * k for count, n, k in self.mlp_products(1))
+        return experts + sum(count * n * k for count, n, k in self.products(1))
 
 
 MODELS = {

@@ -36,6 +36,6 @@ def test_weights_are_counted_as_the_model_has_them() -> None:
     model = random_mixture(sizes, torch.float32, torch.device("cpu"), 64, None)
     counted = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() > 1}
     experts = sum(count for name, count in counted.items() if ".experts." in name)
-    assert experts == sizes.expert_parameters
+    assert experts == sizes.expert_weights
     embedding = counted["model.embed_tokens.weight"]
-    assert sum(counted.values()) - experts - embedding == sizes.shared_parameters
+    assert sum(counted.values()) - experts - embedding == sizes.shared_weights
