@@ -25,6 +25,8 @@ from cluster.security_config import SecurityConfig
 from cluster.strict_yaml import load_yaml
 from cluster.tier_config import TierConfig, check_tiers
 
+ToolParserName = Literal["auto", "none", "glm", "harmony", "hermes", "json", "mistral", "qwen3_coder"]
+
 
 class TargetConfig(DeviceConfig):
     """The target model and how it is run."""
@@ -82,13 +84,14 @@ class TargetConfig(DeviceConfig):
         description="Output tokens at most of a chat or a response whose request names no bound; as many as "
         "the context window leaves if unset, as in vLLM. Completions have OpenAI's 16.",
     )
-    tool_parser: Literal["auto", "none", "glm", "hermes", "json", "mistral", "qwen3_coder"] = Field(
+    tool_parser: ToolParserName = Field(
         default="auto",
-        description="How the model writes calls of tools: `glm` (`<tool_call>name<arg_key>...`), `hermes` "
-        "(`<tool_call>{...}</tool_call>`), `json` (an object with `name` and `parameters`, as Llama 3), "
-        "`mistral` (after `[TOOL_CALLS]`, with ids of nine characters), `qwen3_coder` "
-        "(`<tool_call><function=name><parameter=key>...`), `auto` as its chat template shows. With `none`, "
-        "as where that shows none of these, tools are refused unless a call is forced.",
+        description="How the model writes calls of tools: `glm` (`<tool_call>name<arg_key>...`), `harmony` "
+        "(messages for a function, as gpt-oss), `hermes` (`<tool_call>{...}</tool_call>`), `json` (an object "
+        "with `name` and `parameters`, as Llama 3), `mistral` (after `[TOOL_CALLS]`, with ids of nine "
+        "characters), `qwen3_coder` (`<tool_call><function=name><parameter=key>...`), `auto` as its chat "
+        "template shows. With `none`, as where that shows none of these, tools are refused unless a call is "
+        "forced.",
     )
     reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = Field(
         default="auto",

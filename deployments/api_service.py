@@ -265,9 +265,8 @@ class ApiService:
             max_tokens = mapping.max_new_tokens(request, len(prompt), info, prompt_field)
             reckoned = mapping.reckoned_tokens(request, max_tokens)
             contract = mapping.contract(request, headers or Asked(), self._tiers, info, len(prompt), reckoned)
-            if contract.has_e2e:  # a time for all of the answer says nothing without a bound
-                max_tokens = reckoned
-            form = reasoning.with_thought(constraint, self._reasoning, request, prompt, self._codec)
+            max_tokens = reckoned if contract.has_e2e else max_tokens  # a time for all of it needs a bound
+            form = reasoning.with_thought(constraint, self._reasoning, request, prompt, self._codec, use)
             for _ in range(num_choices):
                 submit = Submit(
                     request_id=f"{call_id}-{len(choices)}",
@@ -297,7 +296,7 @@ class ApiService:
                     echo=text,
                     offsets=TextOffsets(self._detokenizer(request, prompt), len(text)),
                     parser=use.make_parser(),
-                    reasoning=reasoning.make_parser(self._reasoning, request, prompt, self._codec, form),
+                    reasoning=reasoning.make_parser(self._reasoning, request, prompt, self._codec, form, use),
                     echoes_logprobs=mapping.echoes(request) and mapping.num_logprobs(request) is not None,
                 )
                 updates = self._choice(submit, request, len(choices), arrived, state)
@@ -332,6 +331,7 @@ class ApiService:
             self.tool_parser,
             parallel=request.parallel_tool_calls is not False,
             knows_tools=self._codec.knows_tools,
+            token_of=self._codec.single_token,
         )
 
     # -- parts -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
 from deployments.glm_calls import written_glm_call
+from deployments.harmony_messages import in_channels
 from deployments.qwen_coder_calls import written_call
 from deployments.request_model import DescribedModel
 from deployments.schema_values import MessageText
@@ -68,9 +69,11 @@ def for_template(
         messages: of the request, checked.
         use: its tools.
         knows_tools: whether the template has a place for tools, calls and their results.
-        parser: how the model writes calls, for one whose template does not.
+        parser: how the model writes calls: its template may not know of any, or reads them its own way.
     """
     made = [_in_words(message, parser) if not knows_tools else _plain(message) for message in messages]
+    if knows_tools and parser == "harmony":
+        return in_channels(made)
     if use.parses and not knows_tools:
         told = use.as_system_message()
         if made[0]["role"] == "system":

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
-from deployments.tool_calls import overlap
+from deployments.tool_calls import FUNCTION_NAME, overlap
 
-_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-# What ends a message; the last two end the answer, too, mostly as stop tokens that are in no text.
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_OPENS = (_START, _CHANNEL)
-#: The channel of thoughts.
-ANALYSIS = "analysis"
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+#: What a header begins with.
+OPENS = (START, CHANNEL)
+END, CALL = "<|end|>", "<|call|>"
+#: What ends a message; the last two end the answer, too, mostly as stop tokens that are in no text.
+ENDS = (END, CALL, "<|return|>")
+#: All of them.
+MARKERS = (*OPENS, MESSAGE, CONSTRAIN, *ENDS)
+#: The channel of thoughts, and that of what is said in the end.
+ANALYSIS, FINAL = "analysis", "final"
+#: What is in front of the name of a function that a message is for; models forget it at times.
+FUNCTIONS = "functions."
 #: By what a chat template shows that its model writes so.
-SHOWN_BY = _CHANNEL + ANALYSIS
-# A header names a role, a channel, whom it is for and in which form; what is longer is none.
-_LONGEST_HEADER = 512
+SHOWN_BY = CHANNEL + ANALYSIS
+#: A header names a role, a channel, whom it is for and in which form; what is longer is none.
+LONGEST_HEADER = 512
+_FUNCTION = re.compile(rf"\bto=(?:{re.escape(FUNCTIONS)})?({FUNCTION_NAME})")
+_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+
+
+def called(header: str) -> str:
+    """The function that a message with that header calls, in whichever part of it that stands; else empty."""
+    found = _FUNCTION.search(header)
+    return "" if found is None else found[1]
 
 
 class _Where(Enum):
@@ -36,6 +51,7 @@ class HarmonyParser:
 
     Args:
         is_told: whether what is thought is told, or left out.
+        functions: messages that call these are said with their headers and an end, for `HarmonyCalls`.
 
     Attributes:
         markers: tokens that are to be seen in the text, though they are special ones.
@@ -44,12 +60,13 @@ class HarmonyParser:
             many as their share of the text.
     """
 
-    def __init__(self, *, is_told: bool = True) -> None:
-        self.markers: tuple[str, ...] = (*_OPENS, _MESSAGE, *_ENDS, "<|constrain|>")
+    def __init__(self, *, is_told: bool = True, functions: Collection[str] = ()) -> None:
+        self.markers: tuple[str, ...] = MARKERS
+        self._functions = functions
         self.is_told = is_told
         self.num_tokens = self._num_early = 0
         self._where = _Where.BETWEEN
-        self._is_thought = False  # of the message at hand
+        self._is_thought = self._is_call = False  # of the message at hand
         self._held = ""
         # Whether a message of that kind has been told, and whether another one has begun since.
         self._has, self._is_another = {True: False, False: False}, {True: False, False: False}
@@ -71,7 +88,7 @@ class HarmonyParser:
     def finish(self) -> tuple[str, str]:
         """The rest, when no more text comes; a header that was cut off is nothing."""
         parts = {True: "", False: ""}
-        if self._where is _Where.HEADER and len(self._held) > _LONGEST_HEADER:
+        if self._where is _Where.HEADER and len(self._held) > LONGEST_HEADER:
             self._add(self._held, parts, is_thought=False)
         elif self._where is not _Where.HEADER:
             is_body = self._where is _Where.BODY
@@ -98,43 +115,51 @@ class HarmonyParser:
             return self._begin()
         if self._where is _Where.HEADER:
             return self._read_header(parts)
-        found = [(at, mark) for mark in (*_ENDS, *_OPENS) if (at := self._held.find(mark)) >= 0]
+        found = [(at, mark) for mark in (*ENDS, *OPENS) if (at := self._held.find(mark)) >= 0]
         if not found:
             # The end of the text may be the beginning of a mark.
-            certain = len(self._held) - max(overlap(self._held, mark) for mark in (*_ENDS, *_OPENS))
+            certain = len(self._held) - max(overlap(self._held, mark) for mark in (*ENDS, *OPENS))
             self._add(self._held[:certain], parts, self._is_thought)
             self._held = self._held[certain:]
             return False
         at, mark = min(found)
         self._add(self._held[:at], parts, self._is_thought)
-        is_end = mark in _ENDS
+        is_end = mark in ENDS
         self._held = self._held[at + len(mark) if is_end else at :]
         self._where = _Where.BETWEEN if is_end else _Where.HEADER
+        if self._is_call:
+            self._add(CALL, parts, is_thought=False)
+            self._is_call = False
         return True
 
     def _begin(self) -> bool:
         """Go on once it is certain whether a header stands here."""
         following = self._held.lstrip()
-        if following.startswith(_OPENS):
+        if following.startswith(OPENS):
             self._where, self._held = _Where.HEADER, following
             return True
-        if any(mark.startswith(following) for mark in _OPENS):  # as nothing does
+        if any(mark.startswith(following) for mark in OPENS):  # as nothing does
             return False
         self._message(is_thought=False)
         return True
 
     def _read_header(self, parts: dict[bool, str]) -> bool:
-        at = self._held.find(_MESSAGE)
-        if at < 0 and len(self._held) < _LONGEST_HEADER + len(_MESSAGE):
+        at = self._held.find(MESSAGE)
+        if at < 0 and len(self._held) < LONGEST_HEADER + len(MESSAGE):
             return False
-        if 0 <= at <= _LONGEST_HEADER:
-            channel = self._held[:at].partition(_CHANNEL)[2].split()
-            self._held = self._held[at + len(_MESSAGE) :]
-            self._message(is_thought=channel[:1] == [ANALYSIS])
+        if 0 <= at <= LONGEST_HEADER:
+            header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
+            self._is_call = called(header) in self._functions
+            channel = _CHANNEL.search(header)
+            is_analysis = channel is not None and channel[1] == ANALYSIS
+            self._message(is_thought=is_analysis and not self._is_call)
+            if self._is_call:
+                self._is_another[False] = False
+                self._add(header + MESSAGE, parts, is_thought=False)
         else:  # it is none
             self._message(is_thought=False)
-            self._add(self._held[:_LONGEST_HEADER], parts, is_thought=False)
-            self._held = self._held[_LONGEST_HEADER:]
+            self._add(self._held[:LONGEST_HEADER], parts, is_thought=False)
+            self._held = self._held[LONGEST_HEADER:]
         return True
 
     def _message(self, *, is_thought: bool) -> None:

@@ -12,6 +12,7 @@ from deployments import harmony
 from deployments.openai_schema import ChatRequest, GenerationRequest
 from deployments.text_codec import TextCodec
 from deployments.tool_calls import overlap
+from deployments.tools import ToolUse
 from engine.constraint import Constraint, Thought
 
 #: How each kind of model marks the beginning and the end of what it thinks.
@@ -187,6 +188,7 @@ def make_parser(
     prompt: Sequence[int],
     codec: TextCodec,
     constraint: Constraint | None = None,
+    use: ToolUse | None = None,
 ) -> ThoughtParser | None:
     """The parser of that kind for an answer in a conversation; None for any answer that has no thought.
 
@@ -195,14 +197,16 @@ def make_parser(
         request, prompt: what is answered, and its tokens.
         codec: the target's tokenizer.
         constraint: of the answer, if there is one, as of `with_thought`.
+        use: its tools.
     """
     if kind == "none" or not isinstance(request, ChatRequest):
         return None
-    if constraint is not None and constraint.thought is None:
+    has_messages = use is not None and use.is_messages
+    if constraint is not None and constraint.thought is None and not has_messages:
         return None
     is_told = request.include_reasoning is not False
     if kind == "harmony":
-        return harmony.HarmonyParser(is_told=is_told)
+        return harmony.HarmonyParser(is_told=is_told, functions=() if use is None else use.in_messages)
     return ReasoningParser(
         kind,
         is_open=_is_open(kind, request, prompt, codec) is True,
@@ -218,19 +222,36 @@ def with_thought(
     request: GenerationRequest,
     prompt: Sequence[int],
     codec: TextCodec,
+    use: ToolUse | None = None,
 ) -> Constraint | None:
     """The constraint of an answer, with the thought that may come before it; arguments as of `make_parser`.
 
-    There is none where the prompt has ended it already, where its marks are no tokens, or in channels.
+    There is none where the prompt has ended it already, or where its marks are no tokens. In channels all is
+    a thought until a message begins that is said.
     """
-    if constraint is None or kind not in MARKERS or not isinstance(request, ChatRequest):
+    if constraint is None or kind == "none" or not isinstance(request, ChatRequest):
         return constraint
+    if kind == "harmony":
+        if use is not None and use.is_messages:
+            return constraint
+        thought = _until_said(request, codec, may_call=use is not None and bool(use.in_messages))
+        return constraint if thought is None else msgspec.structs.replace(constraint, thought=thought)
     is_open = _is_open(kind, request, prompt, codec)
     begin, end = (codec.single_token(mark) for mark in MARKERS[kind])
     if is_open is None or begin is None or end is None:
         return constraint
     thought = Thought(open_token=begin, close_token=end, is_open=is_open)
     return msgspec.structs.replace(constraint, thought=thought)
+
+
+def _until_said(request: ChatRequest, codec: TextCodec, *, may_call: bool) -> Thought | None:
+    """What comes before the text of an answer in channels; a call among it ends the answer."""
+    channel, message, call = map(codec.single_token, (harmony.CHANNEL, harmony.MESSAGE, harmony.CALL))
+    if request.continue_final_message or channel is None or message is None:
+        return None
+    said = tuple(codec.encode(harmony.FINAL, add_special_tokens=False))
+    ends = (call,) if may_call and call is not None else ()
+    return Thought(open_token=channel, close_token=message, header=said, ends=ends)
 
 
 def _is_open(kind: str, request: ChatRequest, prompt: Sequence[int], codec: TextCodec) -> bool | None:

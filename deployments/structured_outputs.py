@@ -270,7 +270,7 @@ class ConstraintCheck:
         # What is wrong with it is told without the calls.
         await self._compiled(answer, field, use, vocab_size)
         try:
-            *exact, loose = use.calls_or(answer, self._codec.single_token)
+            *exact, loose = use.calls_or(answer)
         except RecursionError:
             raise bad_request(
                 f"`{field}` and `tools` have a schema that is nested too deeply.", field

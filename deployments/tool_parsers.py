@@ -12,8 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
+from deployments import harmony
 from deployments.call_objects import CallObjects
 from deployments.glm_calls import GlmCalls
+from deployments.harmony_calls import HarmonyCalls
 from deployments.mistral_calls import MistralCalls
 from deployments.qwen_coder_calls import QwenCoderCalls
 from deployments.tagged_values import Schemas
@@ -23,6 +25,8 @@ from deployments.tool_calls import CallsInText, NewId, Parsed, Teller, ToolParse
 CallText = {
     "glm": "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>, with as "
     "many keys and values as there are arguments",
+    "harmony": "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>, with "
+    "the arguments as a JSON object",
     "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
     "json": '{"name": <function name>, "parameters": <arguments object>}',
     "mistral": '[TOOL_CALLS] [{"name": <function name>, "arguments": <arguments object>}]',
@@ -173,6 +177,7 @@ class NamedCall:
 
 _PARSERS: dict[str, Callable[[Schemas, int | None], ToolParser]] = {
     "glm": GlmCalls,
+    "harmony": HarmonyCalls,
     "hermes": HermesCalls,
     "json": JsonCalls,
     "mistral": MistralCalls,
@@ -200,6 +205,8 @@ def kind_for_template(template: str) -> str:
     """How a model with that chat template writes calls, "none" if it shows no way that is read here."""
     if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes; Functionary has JSON in its own
         return "qwen3_coder" if QwenCoderCalls.PARAMETER in template else "none"
+    if harmony.SHOWN_BY in template:
+        return "harmony" if harmony.FUNCTIONS in template else "none"
     if HermesCalls.OPEN in template:
         return "glm" if GlmCalls.KEY in template else "hermes"
     if MistralCalls.OPEN in template:

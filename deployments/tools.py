@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.call_grammar import TokenOf, calls_or
+from deployments.channel_grammar import are_tokens, message_that_calls
 from deployments.errors import bad_request
+from deployments.harmony_calls import HarmonyCalls
+from deployments.harmony_messages import described
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
@@ -103,6 +107,10 @@ class ToolCall(DescribedModel):
     function: FunctionCall
 
 
+def _no_token(text: str) -> None:
+    """Of a tokenizer that is not known."""
+
+
 class ToolUse:
     """What the tools of one request mean for its prompt, its decoding and its output.
 
@@ -111,6 +119,7 @@ class ToolUse:
         schema: JSON schema that the output must keep to; None if it is free.
         arguments: JSON schemas of what the calls may pass, by the functions' names; empty if it is free.
         is_required: whether some call must be made, so that the output is nothing but calls.
+        in_messages: functions whose calls are messages of their own in the output (`HarmonyCalls`).
     """
 
     def __init__(
@@ -121,6 +130,7 @@ class ToolUse:
         *,
         parallel: bool = True,
         knows_tools: bool = False,
+        token_of: TokenOf = _no_token,
     ) -> None:
         """Raises `ApiError` (400) where the choice and the tools contradict each other, or no parser is set.
 
@@ -128,6 +138,7 @@ class ToolUse:
             tools: of the request. choice: `tool_choice`. parallel: `parallel_tool_calls`.
             parser: how the model writes calls, "none" if that is not known.
             knows_tools: whether the chat template has a place for tools.
+            token_of: the token that a text is by itself, if it is one.
         """
         self.tools: list[dict[str, Any]] | None = None
         self.schema: dict[str, Any] | None = None
@@ -136,6 +147,8 @@ class ToolUse:
         self._schemas: dict[str, dict[str, Any] | None] = {}
         self._named = ""
         self._parallel = parallel
+        self._token_of = token_of
+        self.in_messages: Collection[str] = ()
         if isinstance(choice, AllowedToolsChoice):
             tools, choice = _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
         self.is_required = choice == "required" or isinstance(choice, NamedToolChoice)
@@ -162,16 +175,27 @@ class ToolUse:
                 "tools",
             )
         self.tools = [tool.model_dump(exclude_none=True) for tool in tools]
+        if parser == "harmony":
+            self.tools = described(self.tools)
         self._schemas = {tool.function.name: tool.function.parameters for tool in tools}
         if self.is_required:
             self.arguments = _arguments([tool for tool in tools if self._named in ("", tool.function.name)])
             self.schema = (
                 self.arguments[self._named] if self._named else _schema(self.arguments, parallel=parallel)
             )
+        if parser == "harmony" and (not self.is_required or are_tokens(token_of)):
+            self.in_messages = self._schemas.keys()
+
+    @property
+    def is_messages(self) -> bool:
+        """Whether the output must be messages, the last of which is a call."""
+        return self.is_required and bool(self.in_messages)
 
     @property
     def constraint(self) -> Constraint | None:
         """What a forced call must look like."""
+        if self.is_messages:
+            return message_that_calls(self.arguments, self._token_of)
         return None if self.schema is None else _constraint(self.schema)
 
     @property
@@ -179,16 +203,15 @@ class ToolUse:
         """What the arguments of a forced call must look like, by the functions' names."""
         return {name: _constraint(schema) for name, schema in self.arguments.items()}
 
-    def calls_or(self, answer: Constraint, token_of: TokenOf) -> list[Constraint]:
-        """What an answer looks like that is calls the model chose, or else is of a format.
+    def calls_or(self, answer: Constraint) -> list[Constraint]:
+        """What an answer of the format `answer` looks like that may be calls the model chose, too.
 
         The last takes any arguments, where their schemas cannot be compiled or are too long together: calls
-        that a model chooses are not held to them without a format, either.
-
-        Args:
-            answer: of the format.
-            token_of: see `call_grammar.calls_or`.
+        that a model chooses are not held to them without a format, either. What is a message of its own is
+        none of the answer that is told.
         """
+        if self.in_messages:
+            return [answer]
         is_long = len(json.dumps(self._schemas)) > MAX_TEXT
         schemas = self._schemas
         if not is_long:
@@ -198,7 +221,7 @@ class ToolUse:
                 answer,
                 self._parser,
                 schemas,
-                token_of,
+                self._token_of,
                 parallel=self._parallel,
                 any_arguments=any_arguments,
             )
@@ -214,6 +237,8 @@ class ToolUse:
         """For the output of one choice; None if it is text."""
         if not self.parses:
             return None
+        if self.is_messages:
+            return HarmonyCalls(self.arguments, 1, is_forced=bool(self._named), has_text=False)
         if self._named:
             return NamedCall(self._named, new_id_of(self._parser))
         most = None if self._parallel else 1

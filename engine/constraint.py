@@ -16,11 +16,16 @@ class Thought(msgspec.Struct, frozen=True, kw_only=True):
         open_token, close_token: the marks.
         is_open: whether the prompt ends within it; else the answer may begin with the first mark, or without
             a thought.
+        header: what must follow the first mark, where it stands last, for the second one to end the thought,
+            as in answers of several messages, each between such marks and with a header that says what it is.
+        ends: tokens that end the answer in the midst of the thought, as a call does.
     """
 
     open_token: int
     close_token: int
     is_open: bool = False
+    header: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):

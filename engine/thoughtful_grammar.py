@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,12 +22,23 @@ def matcher_of(grammars: Grammars, constraint: Constraint, output: Sequence[int]
     return ThoughtfulMatcher(grammars, constraint, constraint.thought, output)
 
 
-class _Where(Enum):
+class _Part(Enum):
     """Which part of the output the next token belongs to."""
 
     START = auto()
     THOUGHT = auto()
     ANSWER = auto()
+
+
+class _Where(NamedTuple):
+    """The part, and in a thought how much of the header has followed the last mark of its beginning."""
+
+    part: _Part
+    num_header: int = 0  # `_OTHER` behind what is no such header
+
+
+_OTHER = -1
+_ANSWER = _Where(_Part.ANSWER)
 
 
 class ThoughtfulMatcher(Matcher):
@@ -44,7 +56,7 @@ class ThoughtfulMatcher(Matcher):
     ) -> None:
         super().__init__(grammars, msgspec.structs.replace(constraint, thought=None))
         self._thought = thought
-        self._where = _Where.THOUGHT if thought.is_open else _Where.START
+        self._where = _Where(_Part.THOUGHT if thought.is_open else _Part.START)
         # Per token of the path: where it leads, and how many tokens of the path are the answer's by then.
         self._trail: list[tuple[_Where, int]] = []
         self.advance(output)
@@ -61,11 +73,11 @@ class ThoughtfulMatcher(Matcher):
     def allowed(self) -> TokenMask:
         """See `Matcher`; within the thought, all tokens but those that end the answer."""
         where, _ = self._trail[-1] if self._trail else (self._where, 0)
-        if where is _Where.THOUGHT:
+        if where.part is _Part.THOUGHT:
             self._read()  # says which end it
-            return without(self._grammars.any_token(), self.end_tokens)
+            return without(self._grammars.any_token(), self.end_tokens.difference(self._thought.ends))
         mask = super().allowed()
-        if where is _Where.START:
+        if where.part is _Part.START:
             word, bit = divmod(self._thought.open_token, 32)
             mask.view(np.uint32)[word] |= np.uint32(1 << bit)
         return mask
@@ -93,8 +105,13 @@ class ThoughtfulMatcher(Matcher):
 
     def _after(self, where: _Where, token: int) -> tuple[_Where, bool]:
         """Where a token leads, and whether it is of the answer."""
-        if where is _Where.START and token == self._thought.open_token:
-            return _Where.THOUGHT, False
-        if where is _Where.THOUGHT:
-            return (_Where.ANSWER if token == self._thought.close_token else where), False
-        return _Where.ANSWER, True
+        thought = self._thought
+        if where.part is _Part.ANSWER or (where.part is _Part.START and token != thought.open_token):
+            return _ANSWER, True
+        if token == thought.open_token:
+            return _Where(_Part.THOUGHT), False
+        header, num = thought.header, where.num_header
+        if num == len(header):
+            return (_ANSWER if token == thought.close_token else where), False
+        follows = num != _OTHER and token == header[num]
+        return _Where(_Part.THOUGHT, num + 1 if follows else _OTHER), False

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import apply_token_bitmask_inplace, fill_next_token_bitmask
 from transformers import DynamicCache
 
-from engine.constraint import Constraint
+from engine.constraint import Constraint, Thought
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -39,8 +39,19 @@ def answer_in(constraint: Constraint, output: list[int]) -> list[int] | None:
     told = [thought.open_token, *output] if thought.is_open else output
     if told[:1] != [thought.open_token]:
         return output
-    rest = told[1:]
-    return rest[rest.index(thought.close_token) + 1 :] if thought.close_token in rest else None
+    opened = -1  # where the first mark stood last
+    for place, token in enumerate(told):
+        if token == thought.open_token:
+            opened = place
+        elif token == thought.close_token and _is_header(told[opened + 1 : place], thought):
+            return told[place + 1 :]
+    return None
+
+
+def _is_header(between: list[int], thought: Thought) -> bool:
+    wanted = list(thought.header)
+    # The second mark may stand within a header, of which it is a part then.
+    return between[: len(wanted)] == wanted
 
 
 def may_think(constraint: Constraint, output: list[int]) -> bool:

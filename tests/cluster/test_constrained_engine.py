@@ -29,6 +29,7 @@ from zoo.registry import weights_dir
 Served = Callable[[str], tuple[list[Completion], Totals]]
 
 EOS, COLON, LINE_BREAK = 2, 31, 204
+CALL, IT, QUOTE = 371, 347, 286
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -72,6 +73,16 @@ CASES = [
             kind="regex", text="[a-z]{3,9}", thought=Thought(open_token=LINE_BREAK, close_token=COLON)
         ),
         SAMPLED,
+    ),
+    # Messages with headers: one line after another, until one begins with `Call it`, up to its first quote.
+    (
+        "import os\n",
+        Constraint(
+            kind="regex",
+            text="[0-9]{3,9}",
+            thought=Thought(open_token=LINE_BREAK, close_token=QUOTE, header=(CALL, IT)),
+        ),
+        GREEDY,
     ),
 ]
 

@@ -176,12 +176,19 @@ FRAGMENTS = [
     '{"arguments": {"a": 1}, "name": "add"}', "<function=add>", "<function=no>", "<function=write_file>",
     "<parameter=path>", "<parameter=mode>", "</parameter>", "</function>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>mode</arg_key><arg_value>",
+    "<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|", " to=functions.add",
+    "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
 ]  # fmt: skip
 
 
 #: So that most of the texts have a call.
 BEGINNINGS = {
     "glm": ["<tool_call>add", "<tool_call>write_file\n<arg_key>path</arg_key>\n<arg_value>", "<tool_call>"],
+    "harmony": [
+        "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
+        "<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{",
+        "<|channel|>commentary to=",
+    ],
     "hermes": ["<tool_call>", '<tool_call>{"name": "add", "arguments": {', '<tool_call>[{"name": "add"}'],
     "json": ['{"name": "add", "parameters": {', "["],
     "forced": ['[{"name": "add", "parameters": ', '[{"name": "add"'],

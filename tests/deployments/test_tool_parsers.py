@@ -118,6 +118,7 @@ def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
     texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
     texts["qwen3_coder"] = "<function=add></function>"
     texts["glm"] = "<tool_call>add</tool_call>"
+    texts["harmony"] = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
     new_id = new_id_of(kind)
     form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
     parsers: list[tuple[ToolParser, str]] = [
@@ -159,6 +160,10 @@ ODD = [
     "<tool_call>[</tool_call> and <tool_call>[{</tool_call>",
     '{"name": "add", "arguments": "of what',
     "[TOOL_CALLS] \n",
+    "<|channel|>commentary to=functions.unknown <|constrain|>json<|message|>{}<|call|>",
+    "<|channel|>commentary<|message|>First, <|channel|>commentary to=functions.add",
+    "<|channel|>commentary to=functions.add " + 600 * "-" + "<|message|>{}",
+    "<|start|>assistant to=user<|channel|>final<|message|>{}<|ca",
 ]
 
 
@@ -238,6 +243,7 @@ def test_calls_of_the_longest_names_are_found(kind: str) -> None:
     body = f'{{"name": "{name}", "parameters": {{}}}}'
     texts = {"hermes": f"<tool_call>{body}</tool_call>", "json": body, "mistral": f"[TOOL_CALLS]{name}{{}}"}
     texts["glm"] = f"<tool_call>{name}\n</tool_call>"
+    texts["harmony"] = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}<|call|>"
     text = texts.get(kind, f"<tool_call>\n<function={name}>\n</function>\n</tool_call>")
     for cuts in ([], [99], list(range(len(text)))):
         assert told(make_parser(kind, {name: None}), text, cuts) == ("", [(name, "{}")])

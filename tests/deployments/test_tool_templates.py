@@ -54,6 +54,12 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
             {{- tool_call.arguments | tojson }}""",
         CALL.replace("arguments", "parameters"),
     ),
+    "gpt-oss": (
+        "harmony",
+        """{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+        {{- "<|start|>assistant to=" }}{{- "functions." + tool_call.name + "<|channel|>commentary " }}""",
+        f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{json.dumps(CITY)}",
+    ),
     "Mistral Nemo": (
         "mistral",
         """{{- '{"type": "function", "function": {"name": ' }}"parameters": {{- "[TOOL_CALLS][" }}""",

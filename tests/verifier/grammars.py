@@ -138,7 +138,12 @@ _forms = st.one_of(
 
 
 thoughts = st.none() | st.builds(
-    Thought, open_token=st.sampled_from([5, 12]), close_token=st.sampled_from([7, 9]), is_open=st.booleans()
+    Thought,
+    open_token=st.sampled_from([5, 12]),
+    close_token=st.sampled_from([7, 9]),
+    is_open=st.booleans(),
+    header=st.sampled_from([(), (), (14,), (14, 15)]),
+    ends=st.sampled_from([(), (END,)]),
 )
 constraints = st.builds(
     lambda form, thought: msgspec.structs.replace(form, thought=thought), _forms, thoughts
@@ -156,7 +161,9 @@ class Oracle:
         """Which tokens may follow `output`."""
         answer = answer_in(constraint, output)
         if answer is None:
-            return [token != END and token < self._tokenizer.vocab_size for token in range(VOCAB)]
+            assert constraint.thought is not None
+            barred = {END}.difference(constraint.thought.ends)
+            return [token not in barred and token < self._tokenizer.vocab_size for token in range(VOCAB)]
         allowed = self._mask(grammar_of(constraint), answer)
         if may_think(constraint, output):
             assert constraint.thought is not None
