@@ -27,7 +27,7 @@ class Tile(NamedTuple):
     warps: int = 4
 
 
-def tile_of(queries: int, head_dim: int, dtype: torch.dtype, pairs: int) -> Tile:
+def tile_of(queries: int, head_dim: int, dtype: torch.dtype, pairs: int, *, has_window: bool = False) -> Tile:
     """A tile whose sums and keys fit in the registers and the shared memory of GPUs from Ampere on.
 
     Args:
@@ -35,7 +35,11 @@ def tile_of(queries: int, head_dim: int, dtype: torch.dtype, pairs: int) -> Tile
         head_dim: of keys.
         dtype: of keys; products of float32 are not for tensor cores, and take more registers.
         pairs: of a request and a key head, in a batch.
+        has_window: whether rows see keys from one of their own on, for which one warp has no registers left.
     """
+    if has_window:
+        usual = tile_of(queries, head_dim, dtype, pairs)
+        return usual._replace(warps=max(2, usual.warps))
     if dtype.itemsize > 2:
         return Tile(16, 32 if head_dim <= 64 else 16, 2)
     # Measured with heads of 128 on an H200 (docs/gpu.md); the others are small enough for two programs on a

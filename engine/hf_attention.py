@@ -16,6 +16,7 @@ from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind
 from engine.runner import Segment
 from engine.scored_attention import ScoredAttention, Scoring
+from engine.triton_attention import TritonAttention
 from engine.unsupported_model import UnsupportedModel
 from engine.windows import LEAST_WINDOW, within
 
@@ -80,7 +81,7 @@ class Pass:
 
     def plan_of(self, window: int | None) -> PaddedPlan:
         """For layers whose rows see `window` tokens, None for all."""
-        if window is None or window >= self.max_tokens:
+        if window is None or window >= self.max_tokens or self.attention.scores:
             return self.plan
         if window not in self._of_window:
             assert self._segments is not None
@@ -128,7 +129,7 @@ def _tree_attention(
     if attention_mask is not None:
         raise UnsupportedModel("the model builds an attention mask of its own")
     window = kwargs.pop("sliding_window", None)
-    scoring = Scoring(kwargs.pop("softcap", None), kwargs.pop("s_aux", None))
+    scoring = Scoring(softcap=kwargs.pop("softcap", None), sinks=kwargs.pop("s_aux", None))
     if kwargs.pop("is_causal", None) is False:
         raise UnsupportedModel("the model has an attention layer that is not causal")
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _HARMLESS)
@@ -143,6 +144,9 @@ def _tree_attention(
         plan = running.plan_of(window)
         if isinstance(running.attention, ScoredAttention):
             running.attention.scoring[layer] = scoring
+        elif isinstance(running.attention, TritonAttention):
+            seen = None if window is None or window >= running.max_tokens else window
+            running.attention.set_scoring(layer, scoring._replace(window=seen))
     out = running.attention.run(
         plan,
         layer,
@@ -204,11 +208,11 @@ def special_attention(
         UnsupportedModel: if another kind was asked for by name.
     """
     is_scored = any(one.is_scored for one in seen)
-    if not windows and not is_scored:
+    if attention.scores or (not windows and not is_scored):
         return attention
     if kind not in (None, "auto", "padded"):
         what = "sinks or a softcap in attention" if is_scored else "layers with sliding windows"
-        raise UnsupportedModel(f"the model has {what}, which attention `{kind}` has not: set it to padded")
+        raise UnsupportedModel(f"the model has {what}, which attention `{kind}` has not: set it to `auto`")
     made = ScoredAttention if is_scored else PaddedAttention
     return made(attention.num_slots, dtype=attention.dtype, device=attention.device)
 

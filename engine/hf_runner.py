@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from engine.expert_routing import routing_of
 from engine.hf_adapters import attach_adapters
 from engine.hf_attention import ATTENTION_NAME, Pass, current, looking, special_attention, windows_of
 from engine.runner import KeyTokens, ModelShape, Segment
+from engine.triton_attention import TritonPlan
 from engine.unsupported_model import UnsupportedModel
 
 Int32 = NDArray[np.int32]
@@ -100,12 +102,13 @@ class HFRunner:
         self._noted: dict[int, torch.Tensor] = {}  # what enters those layers in the forward under way
         self._features = torch.empty(0, 0, device=self._device)
         self._feature_rows: Int32 | None = None
+        self._windows: tuple[int, ...] = ()
         zero = np.zeros(1, dtype=np.int32)
         first = [Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])]
         with routing_of(model) as routing, looking() as seen:
             self.forward(first, zero)
-        windows = windows_of(model, seen, self._max_tokens)
-        special = special_attention(attention, self._attention, windows, seen)
+        self._windows = windows_of(model, seen, self._max_tokens)
+        special = special_attention(attention, self._attention, self._windows, seen)
         if special is not self._attention:
             self._attention = special
             self.forward(first, zero)
@@ -115,7 +118,7 @@ class HFRunner:
             num_layers=self._num_layers,
             kv_bytes_per_token=self._attention.bytes_per_token,
             expert_share=routing.share,
-            windows=windows,
+            windows=self._windows,
         )
 
     @property
@@ -238,7 +241,7 @@ class HFRunner:
     @property
     def takes_trees(self) -> bool:
         """See `DeviceRowsRunner`."""
-        return self._attention.takes_device_masks and not self._shape.windows
+        return self._attention.takes_device_masks and (self._attention.scores or not self._windows)
 
     @torch.inference_mode()
     def forward_rows(
@@ -280,6 +283,8 @@ class HFRunner:
         selects = selected is not None and self._keeps_logits
         if selects:
             arguments["logits_to_keep"] = selected
+        if self._windows and isinstance(plan, TritonPlan):
+            plan = replace(plan, positions=positions.int())
         running = Pass(self._attention, plan, self._max_tokens, segments)
         previous = current.running
         current.running = running

@@ -16,20 +16,26 @@ class Scoring(NamedTuple):
     """What a layer does with its scores besides scaling them.
 
     Attributes:
+        window: tokens that a row sees, itself included; None for all.
         softcap: bound on them, `softcap * tanh(score / softcap)`; None for none.
         sinks: float [heads], for each head one more score that takes its share of the softmax and gives
             nothing; None for none.
     """
 
+    window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+
+
+#: What most layers do.
+USUAL = Scoring()
 
 
 class ScoredAttention(PaddedAttention):
     """`PaddedAttention` that computes scores step by step.
 
     Attributes:
-        scoring: of each layer, set before it attends.
+        scoring: of each layer, set before it attends; windows are in what is planned.
     """
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
@@ -45,7 +51,7 @@ class ScoredAttention(PaddedAttention):
         mask: torch.Tensor | None,
         scale: float | None,
     ) -> torch.Tensor:
-        softcap, sinks = self.scoring[layer]
+        _, softcap, sinks = self.scoring[layer]
         lines, kv_heads, rows, dim = q.shape
         scale, keys = dim**-0.5 if scale is None else scale, k.transpose(2, 3)
         sink = None

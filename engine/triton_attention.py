@@ -26,6 +26,7 @@ from engine.norms import PendingNorm, norm_arguments, norm_block
 from engine.padded_segments import power_of_two
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
+from engine.scored_attention import USUAL, Scoring
 from engine.segment_table import FIELDS, SegmentTable, described
 from engine.triton_support import why_not_triton
 
@@ -41,12 +42,14 @@ class TritonPlan(PaddedPlan):
         most_rows: of a segment.
         most_keys: of a segment, or about as many at most: it decides into how many parts keys go, no more.
         ends_with_rows: whether the last keys of each segment are those of its rows, in their order.
+        positions: int32 [rows] of the batch, for layers with windows; None where there are none.
     """
 
     table: SegmentTable
     most_rows: int
     most_keys: int
     ends_with_rows: bool = True
+    positions: torch.Tensor | None = None
 
     @property
     def num_segments(self) -> int:
@@ -67,10 +70,15 @@ class New(NamedTuple):
 
 
 class TritonAttention(PaddedAttention):
-    """`AttentionBackend` in Triton; it stores keys and values as `PaddedAttention` does."""
+    """`AttentionBackend` in Triton; it stores keys and values as `PaddedAttention` does.
+
+    Attributes:
+        scoring: of layers that do not score as usual.
+    """
 
     pads_keys = False
     pads_rows = False
+    scores = True
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cuda") -> None:
         """A pool of `num_slots` on a GPU.
@@ -82,8 +90,10 @@ class TritonAttention(PaddedAttention):
         obstacle = why_not_triton(self._device)
         if obstacle is not None:
             raise ValueError(f"attention `triton`: {obstacle}")
-        self._kernels: Any = importlib.import_module("engine.triton_kernels")
+        self._kernels: Any = importlib.import_module("engine.attention_kernels")
+        self._row_kernels: Any = importlib.import_module("engine.triton_kernels")
         self._integers: dict[tuple[int, str], torch.Tensor] = {}
+        self.scoring: dict[int, Scoring] = {}
 
     def shared_integers(self, number: int, of: str = "forwards") -> torch.Tensor:
         """int32 [number] that stays where it is, one for all who ask for as many by the same name: forwards
@@ -91,6 +101,13 @@ class TritonAttention(PaddedAttention):
         if (number, of) not in self._integers:
             self._integers[number, of] = torch.zeros(number, dtype=torch.int32, device=self._device)
         return self._integers[number, of]
+
+    def set_scoring(self, layer: int, scoring: Scoring) -> None:
+        """From now on a layer scores like this; for one with a window plans need `positions`."""
+        if scoring == USUAL:
+            self.scoring.pop(layer, None)
+        else:
+            self.scoring[layer] = scoring
 
     def plan(self, segments: Sequence[Segment]) -> TritonPlan:
         """See `AttentionBackend`."""
@@ -171,7 +188,7 @@ class TritonAttention(PaddedAttention):
             super().store_rotated(plan, layer, qkv, rotation, heads)
             return
         storage = self._layers[layer]
-        self._kernels.rotate_and_store[len(qkv), heads + 2 * kv_heads](
+        self._row_kernels.rotate_and_store[len(qkv), heads + 2 * kv_heads](
             qkv,
             torch.view_as_real(rotation),
             storage,
@@ -210,7 +227,8 @@ class TritonAttention(PaddedAttention):
         tile, splits = self._cut(plan, layer, heads)
         q = qkv[:, : heads * dim].view(len(qkv), heads, dim)
         is_one_tile = heads // kv_heads <= tile.queries
-        if plan.most_rows == 1 and plan.ends_with_rows and is_one_tile and dim == v_dim:
+        is_usual = dim == v_dim and layer not in self.scoring
+        if plan.most_rows == 1 and plan.ends_with_rows and is_one_tile and is_usual:
             return self._attend(plan, layer, q, scale, tile, splits, New(rotation, norm))
         self.store_rotated(plan, layer, qkv, rotation, heads, norm)
         return self._attend(plan, layer, q, scale, tile, splits)
@@ -218,10 +236,12 @@ class TritonAttention(PaddedAttention):
     def _cut(self, plan: TritonPlan, layer: int, heads: int) -> tuple[Tile, int]:
         """What a batch is computed in: tiles of this size, and keys in so many parts."""
         kv_heads, k_dim, _ = self._shapes[layer]
-        shared = heads // kv_heads
-        tile = tile_of(plan.most_rows * shared, k_dim, self._dtype, plan.num_segments * kv_heads)
+        shared, window = heads // kv_heads, self.scoring.get(layer, USUAL).window
+        queries, pairs = plan.most_rows * shared, plan.num_segments * kv_heads
+        tile = tile_of(queries, k_dim, self._dtype, pairs, has_window=window is not None)
         programs = _num_tiles(plan, shared, tile) * kv_heads
-        return tile, num_splits(programs, plan.most_keys, tile.keys)
+        most_keys = plan.most_keys if window is None else min(plan.most_keys, window + tile.queries)
+        return tile, num_splits(programs, most_keys, tile.keys)
 
     def prepare(self, layer: int, heads: int, late_norm: torch.Tensor | None = None) -> None:
         """See `PaddedAttention`: compile the kernels that batches of layers like `layer` may need.
@@ -270,6 +290,8 @@ class TritonAttention(PaddedAttention):
         With `new`, `attend_rotated`: behind the query heads of `q` lie the key and value heads.
         """
         norm = None if new is None else new.norm
+        scoring = self.scoring.get(layer, USUAL)
+        assert scoring.window is None or plan.positions is not None
         kv_heads, k_dim, v_dim = self._shapes[layer]
         rows, heads, _ = q.shape
         if q.stride(2) != 1:
@@ -300,6 +322,10 @@ class TritonAttention(PaddedAttention):
             splits,
             plan.num_segments,
             *norm_arguments(norm, q)[1:],
+            plan.table.segments if plan.positions is None else plan.positions,
+            q if scoring.sinks is None else scoring.sinks,
+            scoring.window or 0,
+            (scoring.softcap or 0.0) * math.log2(math.e),
             KV_HEADS=kv_heads,
             SHARED=shared,
             K_DIM=k_dim,
@@ -312,6 +338,9 @@ class TritonAttention(PaddedAttention):
             IS_TILED=_has_several(plan, shared, tile),
             IS_NEW=new is not None,
             NORM_BLOCK=norm_block(norm),
+            HAS_WINDOW=scoring.window is not None,
+            HAS_SINKS=scoring.sinks is not None,
+            HAS_CAP=scoring.softcap is not None,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -336,7 +365,7 @@ def _has_several(plan: TritonPlan, shared: int, tile: Tile) -> bool:
 
 
 def _num_tiles(plan: TritonPlan, shared: int, tile: Tile) -> int:
-    """Tiles of a batch, and up to one more per segment (see `attend` of `engine.triton_kernels`)."""
+    """Tiles of a batch, and up to one more per segment (see `attend` of `engine.attention_kernels`)."""
     if not _has_several(plan, shared, tile):
         return plan.num_segments
     return plan.num_rows * shared // tile.queries + plan.num_segments

@@ -287,7 +287,7 @@ serve-8b)
     if [ -d tests/gpu ] && wanted tests; then
         python3 -m zipfile -e .gpu-ray/pytest_asyncio-*.whl /tmp/site-tests
         for file in ${SESSION_TESTS:-adapters captured_layers capturing decoding_attention drafts eagle eagle_growing eagle_reading \
-            hf_runner lossless nccl overlapped overlapped_eagle planned_trees quantized runners verify}; do
+            hf_runner lossless nccl overlapped overlapped_eagle planned_trees quantized runners verify windows}; do
             beside "tests-$file" "${BESIDE_SECONDS:-80}" env TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
                 PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "tests/gpu/test_${file}_on_gpu.py" \
                 -k "${SESSION_TESTS_KEYWORDS:-not flashinfer}"

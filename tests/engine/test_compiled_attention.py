@@ -25,10 +25,12 @@ def attend(
     pairs: int = 512,
     is_new: bool = False,
     norm: int = 0,
+    is_special: bool = False,
 ) -> Kernel:
     """The attention kernel with the tile it is launched with, for 8 key heads of 4 query heads each.
 
-    It rotates and stores keys itself if `is_new`, of rows with a norm of size `norm`.
+    It rotates and stores keys itself if `is_new`, of rows with a norm of size `norm`. With `is_special`
+    layers have windows, sinks and capped scores.
     """
     name = {"bfloat16": "*bf16", "float32": "*fp32"}[dtype]
     sums = "*fp32" if is_split else name
@@ -45,14 +47,16 @@ def attend(
         "x_stride",
         "size",
     )
-    tile = tile_of(queries, head_dim, getattr(torch, dtype), pairs)
+    tile = tile_of(queries, head_dim, getattr(torch, dtype), pairs, has_window=is_special)
     sizes = {"KV_HEADS": 8, "SHARED": 4, "K_DIM": head_dim, "V_DIM": head_dim, "K_BLOCK": head_dim}
     sizes |= {"V_BLOCK": head_dim, "QUERIES": tile.queries, "KEYS": tile.keys, "IS_SPLIT": is_split}
     sizes |= {"IS_TILED": queries > tile.queries, "IS_NEW": is_new, "NORM_BLOCK": norm}
+    sizes |= dict.fromkeys(("HAS_WINDOW", "HAS_SINKS", "HAS_CAP"), is_special)
+    special = {"positions": "*i32", "sinks": name, "window": "i32", "cap": "fp32"}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "arch": arch}
     return (
-        "engine.triton_kernels.attend",
-        types | dict.fromkeys(numbers, "i32") | {"eps": "fp32"},
+        "engine.attention_kernels.attend",
+        types | dict.fromkeys(numbers, "i32") | {"eps": "fp32"} | special,
         sizes,
         options,
     )
@@ -78,6 +82,9 @@ def test_kernels_compile_for_gpus() -> None:
             attend("bfloat16", 512, 4, is_split=True, arch=80),  # Gemma 4
             attend("bfloat16", 128, 4, is_split=True, pairs=8, is_new=True, norm=4096),
             attend("bfloat16", 128, 4, is_split=True, is_new=True, arch=80),
+            attend("bfloat16", 64, 8, is_split=True, is_special=True),  # gpt-oss
+            attend("bfloat16", 128, 4, is_split=True, is_special=True, arch=80),
+            attend("bfloat16", 256, 64, is_split=False, is_special=True),  # Gemma 3
         ]
     )
     tiled = compiled(
@@ -85,11 +92,15 @@ def test_kernels_compile_for_gpus() -> None:
             attend("bfloat16", head_dim, 256, is_split=True, arch=arch)
             for head_dim, arch in [(64, 90), (128, 80), (128, 90), (256, 90)]
         ]
+        + [
+            attend("bfloat16", head_dim, 256, is_split=True, arch=arch, is_special=True)
+            for head_dim, arch in [(64, 90), (128, 80), (256, 90)]
+        ]
     )
     others = compiled(
         [
             (
-                "engine.triton_kernels.combine",
+                "engine.attention_kernels.combine",
                 partial,
                 {"V_DIM": 128, "V_BLOCK": 128, "SPLITS": MOST_SPLITS},
                 {"num_warps": 4},
@@ -102,7 +113,7 @@ def test_kernels_compile_for_gpus() -> None:
             ),
             ("engine.triton_kernels.gate", gates, {"BLOCK": 1024, "NORM_BLOCK": 4096}, {"num_warps": 4}),
             ("engine.triton_kernels.normalise", norm, {"BLOCK": 4096, "HAS_GAIN": True}, {"num_warps": 8}),
-            ("engine.triton_kernels.see", masks, {"BYTES": 1024}, {"num_warps": 4}),
+            ("engine.attention_kernels.see", masks, {"BYTES": 1024}, {"num_warps": 4}),
         ]
     )
     for kernel in attending + tiled + others:
@@ -125,7 +136,10 @@ def test_kernels_compile_for_gpus() -> None:
 )
 def test_a_tile_of_decoding_is_computed_while_the_next_is_under_way(head_dim: int, least: int) -> None:
     """Two buffers of keys and of values, and waits that leave copies under way; fits the smallest GPUs."""
-    for kernel in compiled([attend("bfloat16", head_dim, 4, is_split=True, arch=arch) for arch in (80, 90)]):
+    kinds = [(arch, is_special) for arch in (80, 90) for is_special in (False, True)]
+    for kernel in compiled(
+        [attend("bfloat16", head_dim, 4, is_split=True, arch=a, is_special=special) for a, special in kinds]
+    ):
         buffers = re.findall(r"local_alloc[^\n]*memdesc<(\d)x\d+x\d+xbf16[^\n]*mutable", kernel.ttgir)
         assert buffers == ["2", "2"] * 2  # of tiles without masks, and of those with
         waits = [int(number) for number in re.findall(r"async_wait[^\n]*num = (\d+)", kernel.ttgir)]

@@ -85,7 +85,7 @@ def test_it_equals_rotating_storing_and_attending(
 def test_it_is_one_launch_where_requests_have_one_row(rows: int, has_norm: bool, launches: int) -> None:
     attention = TritonAttention(SLOTS, dtype=torch.bfloat16, device="cpu")
     attention.allocate(0, 1, 16, 16)
-    attention._kernels = MagicMock()
+    kernels = attention._kernels = attention._row_kernels = MagicMock()
     slots = np.arange(rows, dtype=np.int32)
     plan = attention.plan([Segment(slots, slots, slots, slots[:0])])
     x = torch.randn(rows, SIZE, dtype=torch.bfloat16)
@@ -93,7 +93,7 @@ def test_it_is_one_launch_where_requests_have_one_row(rows: int, has_norm: bool,
     attention.attend_rotated(
         plan, 0, torch.randn(rows, 4 * 16).bfloat16(), rotations(rows, 16), 2, None, norm
     )
-    launched = [name for name, _, _ in attention._kernels.mock_calls if name.endswith("__getitem__()")]
+    launched = [name for name, _, _ in kernels.mock_calls if name.endswith("__getitem__()")]
     assert len(launched) == launches
 
 

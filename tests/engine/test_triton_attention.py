@@ -190,7 +190,7 @@ def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
 @pytest.mark.parametrize(("rows", "laid_out"), [(16, 4), (4, 4), (2, 4)])
 def test_masks_are_read_as_far_as_they_were_laid_out(rows: int, laid_out: int) -> None:
     """A captured forward has room for more rows than a batch; behind its masks lies what is not theirs."""
-    kernels: Any = importlib.import_module("engine.triton_kernels")
+    kernels: Any = importlib.import_module("engine.attention_kernels")
     segments, columns, guard = 3, 20, 77
     memory = torch.full((segments * max(rows, laid_out) * columns + 64,), guard, dtype=torch.uint8)
     laid = memory[: segments * laid_out * columns].random_(0, 2).view(segments, laid_out, columns)

@@ -150,7 +150,7 @@ def test_capped_scores_and_sinks_are_softmaxes_of_their_own(
     q, k, v = (torch.randn(rows, n, dim, generator=generator) for n in (heads, kv_heads, kv_heads))
     sinks, softcap = torch.randn(heads, generator=generator), 0.7
     attention = ScoredAttention(16, dtype=torch.float32)
-    attention.scoring[0] = Scoring(softcap, sinks)
+    attention.scoring[0] = Scoring(softcap=softcap, sinks=sinks)
     numbers = np.arange(rows, dtype=np.int32)
     plan = attention.plan([Segment(numbers, numbers, numbers + 3, numbers[:0])])
     got = attention.run(plan, 0, q, k, v, 0.5).view(rows, heads, dim)
