@@ -30,15 +30,19 @@ def message_that_calls(schemas: Mapping[str, Mapping[str, Any]], token_of: Token
     takers: dict[str, list[str]] = {}
     for name, schema in schemas.items():
         takers.setdefault(json_rule(json.dumps(schema)), []).append(json.dumps(name))
-    calls = [
-        f'({" | ".join(names)}) " " {constrain} "json" {message} arguments{number}'
-        for number, names in enumerate(takers.values())
+    named = [f"({' | '.join(names)})" for names in takers.values()]
+    # Whom a message is for stands behind its channel, or in front of it as in the template.
+    behind = [f'{one} " " {constrain} "json" {message} arguments{n}' for n, one in enumerate(named)]
+    before = [
+        f'{one} {channel} "commentary " {constrain}? "json" {message} arguments{n}'
+        for n, one in enumerate(named)
     ]
     lines = [
         "start: thought* call",
         f'thought: {channel} "{harmony.ANALYSIS}" {message} text {end} {start} "assistant"',
         "text: /(?s:.*)/",
-        f'call: {channel} "commentary to={harmony.FUNCTIONS}" ({" | ".join(calls)})',
+        f'call: {channel} "commentary to={harmony.FUNCTIONS}" ({" | ".join(behind)})'
+        f' | " to={harmony.FUNCTIONS}" ({" | ".join(before)})',
         *(f"arguments{number}: {rule}" for number, rule in enumerate(takers)),
     ]
     return Constraint(kind="grammar", text="\n".join(lines))

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
 from deployments.glm_calls import written_glm_call
+from deployments.harmony_calls import written_harmony_call
 from deployments.harmony_messages import in_channels
 from deployments.qwen_coder_calls import written_call
 from deployments.request_model import DescribedModel
@@ -61,7 +62,12 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
 
 
 def for_template(
-    messages: Sequence[ChatMessage], use: ToolUse, *, knows_tools: bool, parser: str
+    messages: Sequence[ChatMessage],
+    use: ToolUse,
+    *,
+    knows_tools: bool,
+    parser: str,
+    goes_on: bool = False,
 ) -> list[dict[str, Any]]:
     """Messages as chat templates expect them; for one that knows no tools, these are told in words.
 
@@ -70,10 +76,14 @@ def for_template(
         use: its tools.
         knows_tools: whether the template has a place for tools, calls and their results.
         parser: how the model writes calls: its template may not know of any, or reads them its own way.
+        goes_on: whether the last message is to be gone on with.
+
+    Raises:
+        ApiError: (400) if it cannot be.
     """
     made = [_in_words(message, parser) if not knows_tools else _plain(message) for message in messages]
     if knows_tools and parser == "harmony":
-        return in_channels(made)
+        return in_channels(made, goes_on=goes_on)
     if use.parses and not knows_tools:
         told = use.as_system_message()
         if made[0]["role"] == "system":
@@ -117,6 +127,8 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
             texts.append(written_call(name, arguments))
         elif parser == "glm":
             texts.append(written_glm_call(name, arguments))
+        elif parser == "harmony":
+            texts.append(written_harmony_call(name, written))
         else:
             texts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>')
     made = {"role": _role(message), "content": "\n".join(texts)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
@@ -25,7 +26,9 @@ SHOWN_BY = CHANNEL + ANALYSIS
 #: A header names a role, a channel, whom it is for and in which form; what is longer is none.
 LONGEST_HEADER = 512
 _FUNCTION = re.compile(rf"\bto=(?:{re.escape(FUNCTIONS)})?({FUNCTION_NAME})")
-_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}(\w+)")
+# What an answer may begin with in place of a mark, as the prompt has begun its first header.
+_RECIPIENT = "to="
 
 
 def called(header: str) -> str:
@@ -47,29 +50,42 @@ class HarmonyParser:
 
     An answer is messages, each with a header that names its channel. Thoughts are those of `analysis`; the
     others are what is said, a blank line between two of them. Text without a header is said. What is thought
-    when something has been said is left out: in all APIs thoughts come first.
+    when something has been said is left out: in all APIs thoughts come first. The first header may go on
+    with whom the message is for, since the prompt has begun it.
 
     Args:
         is_told: whether what is thought is told, or left out.
         functions: messages that call these are said with their headers and an end, for `HarmonyCalls`.
+        is_form: whether what is said keeps to a form: then nothing is but `final`, calls, and text without a
+            header, and the rest is thought.
 
     Attributes:
         markers: tokens that are to be seen in the text, though they are special ones.
         is_told: as above.
-        num_tokens: of thoughts so far, with their headers. Of those that came with the end of a thought as
-            many as their share of the text.
     """
 
-    def __init__(self, *, is_told: bool = True, functions: Collection[str] = ()) -> None:
+    def __init__(
+        self, *, is_told: bool = True, functions: Collection[str] = (), is_form: bool = False
+    ) -> None:
         self.markers: tuple[str, ...] = MARKERS
         self._functions = functions
+        self._is_form = is_form
         self.is_told = is_told
-        self.num_tokens = self._num_early = 0
         self._where = _Where.BETWEEN
+        self._is_first = True  # header of the answer
         self._is_thought = self._is_call = False  # of the message at hand
         self._held = ""
+        # Characters and tokens of the texts that what is held came with, and how many of them are thoughts'.
+        self._fed: deque[tuple[int, float]] = deque()
+        self._num_textless = 0
+        self._num_thought = 0.0
         # Whether a message of that kind has been told, and whether another one has begun since.
         self._has, self._is_another = {True: False, False: False}, {True: False, False: False}
+
+    @property
+    def num_tokens(self) -> int:
+        """Of thoughts so far, with their marks; where tokens came with others a share, by their text."""
+        return round(self._num_thought)
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> tuple[str, str]:
         """More text: what of it, and of what was held back, is certain to be thought, and said.
@@ -77,37 +93,43 @@ class HarmonyParser:
         Args:
             text: what became certain with `tokens`.
         """
-        was_thought, was_open = self._is_thought, self._where is _Where.BODY
+        self._num_textless += len(tokens)
+        if text:
+            self._fed.append((len(text), float(self._num_textless)))
+            self._num_textless = 0
         self._held += text
         parts = {True: "", False: ""}
         while self._advance(parts):
             pass
-        self._count(was_thought and was_open, len(parts[True]), text, len(tokens))
         return self._told(parts)
 
     def finish(self) -> tuple[str, str]:
         """The rest, when no more text comes; a header that was cut off is nothing."""
         parts = {True: "", False: ""}
-        if self._where is _Where.HEADER and len(self._held) > LONGEST_HEADER:
+        is_header = self._where is _Where.HEADER and self._held.startswith(OPENS)
+        if is_header and len(self._held) > LONGEST_HEADER:
             self._add(self._held, parts, is_thought=False)
-        elif self._where is not _Where.HEADER:
+        elif not is_header:
             is_body = self._where is _Where.BODY
             self._add(self._held if is_body else self._held.lstrip(), parts, self._is_thought and is_body)
+            self._take(len(self._held), is_thought=self._is_thought and is_body)
         self._held = ""
         return self._told(parts)
 
     def _told(self, parts: dict[bool, str]) -> tuple[str, str]:
         return parts[True] if self.is_told else "", parts[False]
 
-    def _count(self, was_thought: bool, num_thought: int, text: str, num: int) -> None:
-        is_thought = self._is_thought and self._where is _Where.BODY
-        if self._where is _Where.BODY and not was_thought and is_thought:
-            self.num_tokens += self._num_early + num  # its header came before
-        elif was_thought and is_thought:
-            self.num_tokens += num
-        elif was_thought:
-            self.num_tokens += min(num, round(num * num_thought / max(1, len(text))))
-        self._num_early = 0 if self._where is _Where.BODY else self._num_early + num * (not was_thought)
+    def _take(self, size: int, *, is_thought: bool) -> None:
+        """Go on behind so many characters, which are a thought's, with its marks, or not."""
+        self._held = self._held[size:]
+        while size > 0 and self._fed:
+            there, tokens = self._fed.popleft()
+            taken = min(size, there)
+            share = tokens * taken / there
+            self._num_thought += share if is_thought else 0.0
+            if taken < there:
+                self._fed.appendleft((there - taken, tokens - share))
+            size -= taken
 
     def _advance(self, parts: dict[bool, str]) -> bool:
         """Decide what can be decided next; whether anything was."""
@@ -120,12 +142,12 @@ class HarmonyParser:
             # The end of the text may be the beginning of a mark.
             certain = len(self._held) - max(overlap(self._held, mark) for mark in (*ENDS, *OPENS))
             self._add(self._held[:certain], parts, self._is_thought)
-            self._held = self._held[certain:]
+            self._take(certain, is_thought=self._is_thought)
             return False
         at, mark = min(found)
         self._add(self._held[:at], parts, self._is_thought)
         is_end = mark in ENDS
-        self._held = self._held[at + len(mark) if is_end else at :]
+        self._take(at + len(mark) if is_end else at, is_thought=self._is_thought)
         self._where = _Where.BETWEEN if is_end else _Where.HEADER
         if self._is_call:
             self._add(CALL, parts, is_thought=False)
@@ -135,10 +157,12 @@ class HarmonyParser:
     def _begin(self) -> bool:
         """Go on once it is certain whether a header stands here."""
         following = self._held.lstrip()
-        if following.startswith(OPENS):
-            self._where, self._held = _Where.HEADER, following
+        opens = (*OPENS, _RECIPIENT) if self._is_first else OPENS
+        if following.startswith(opens):
+            self._where = _Where.HEADER
+            self._take(len(self._held) - len(following), is_thought=False)
             return True
-        if any(mark.startswith(following) for mark in OPENS):  # as nothing does
+        if any(mark.startswith(following) for mark in opens):  # as nothing does
             return False
         self._message(is_thought=False)
         return True
@@ -148,22 +172,25 @@ class HarmonyParser:
         if at < 0 and len(self._held) < LONGEST_HEADER + len(MESSAGE):
             return False
         if 0 <= at <= LONGEST_HEADER:
-            header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
+            header = self._held[:at]
             self._is_call = called(header) in self._functions
             channel = _CHANNEL.search(header)
-            is_analysis = channel is not None and channel[1] == ANALYSIS
-            self._message(is_thought=is_analysis and not self._is_call)
+            name = "" if channel is None else channel[1]
+            is_thought = name != FINAL if self._is_form else name == ANALYSIS
+            self._message(is_thought=is_thought and not self._is_call)
+            self._take(at + len(MESSAGE), is_thought=self._is_thought)
             if self._is_call:
                 self._is_another[False] = False
-                self._add(header + MESSAGE, parts, is_thought=False)
+                begun = "" if header.startswith(OPENS) else f"{START}assistant "
+                self._add(begun + header + MESSAGE, parts, is_thought=False)
         else:  # it is none
             self._message(is_thought=False)
             self._add(self._held[:LONGEST_HEADER], parts, is_thought=False)
-            self._held = self._held[LONGEST_HEADER:]
+            self._take(LONGEST_HEADER, is_thought=False)
         return True
 
     def _message(self, *, is_thought: bool) -> None:
-        self._where, self._is_thought = _Where.BODY, is_thought
+        self._where, self._is_thought, self._is_first = _Where.BODY, is_thought, False
         self._is_another[is_thought] = self._has[is_thought]
 
     def _add(self, text: str, parts: dict[bool, str], is_thought: bool) -> None:

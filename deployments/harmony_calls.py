@@ -10,15 +10,16 @@ from deployments.call_objects import Arguments
 from deployments.tool_calls import CallsInText, Parsed, overlap
 
 _OPENING = re.compile("|".join(map(re.escape, harmony.OPENS)))
+_BEHIND = re.compile("|".join(map(re.escape, (*harmony.ENDS, *harmony.OPENS))))
 
 
 class HarmonyCalls(CallsInText):
     """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`, behind a text.
 
     Whom a message is for may also stand in front of its channel, behind `<|start|>assistant`. All that is
-    behind the header of a call are its arguments, `{}` if that is nothing. `<|call|>` is a stop token of the
-    models there are: they make one call at a time. Other messages are left as they are; `HarmonyParser` takes
-    their headers off.
+    behind the header of a call are its arguments, `{}` if that is nothing, and what follows complete ones is
+    nothing. `<|call|>` is a stop token of the models there are: they make one call at a time. Other messages
+    are left as they are; `HarmonyParser` takes their headers off.
 
     Args:
         names: of the functions that there are.
@@ -50,7 +51,7 @@ class HarmonyCalls(CallsInText):
         if self._arguments is not None:
             self._arguments.finish(parsed)
             self._end_arguments(parsed)
-        elif not self._is_behind or self._held.strip():
+        elif not self._is_behind:
             self._add_text(self._held, parsed)
         self._held = ""
         return parsed
@@ -71,16 +72,21 @@ class HarmonyCalls(CallsInText):
 
     def _read_header(self, parsed: Parsed) -> bool:
         """Find out whether a header is that of a call; whether that is known."""
-        header, end, rest = self._held.partition(harmony.MESSAGE)
-        if not end and len(header) <= harmony.LONGEST_HEADER:
+        at = self._held.find(harmony.MESSAGE, 0, harmony.LONGEST_HEADER + len(harmony.MESSAGE))
+        if at < 0 and len(self._held) < harmony.LONGEST_HEADER + len(harmony.MESSAGE):
             return False
-        name = harmony.called(header) if len(header) <= harmony.LONGEST_HEADER else ""
-        self._is_header, self._held = False, rest
+        opening = _OPENING.match(self._held)
+        assert opening is not None
+        size = (
+            at + len(harmony.MESSAGE) if at >= 0 else opening.end()
+        )  # of a header, or of a mark that is text
+        header, self._held, self._is_header = self._held[:size], self._held[size:], False
+        name = harmony.called(header) if at >= 0 else ""
         if name in self._teller.names:
             self._teller.begin(name, "", parsed)
             self._arguments, self._is_empty = Arguments(self._teller, harmony.CALL), True
         else:
-            self._add_text(header + end, parsed)
+            self._add_text(header, parsed)
         return True
 
     def _read_arguments(self, arguments: Arguments, parsed: Parsed) -> bool:
@@ -104,14 +110,24 @@ class HarmonyCalls(CallsInText):
             self._teller.more(self._held or "{}", parsed)
 
     def _skip_end(self) -> bool:
-        """Leave out the end of a message; whether it is known if one stands here."""
-        following = self._held.lstrip()
-        if any(end.startswith(following) and following != end for end in harmony.ENDS):
+        """Leave out the rest of a call's message; whether its end, or another one, is there."""
+        found = _BEHIND.search(self._held)
+        if found is None:
+            kept = max(overlap(self._held, mark) for mark in (*harmony.ENDS, *harmony.OPENS))
+            self._held = self._held[len(self._held) - kept :]
             return False
-        end = next((one for one in harmony.ENDS if following.startswith(one)), "")
-        self._held, self._is_behind = following[len(end) :], False
+        is_end = found[0] in harmony.ENDS
+        self._held, self._is_behind = self._held[found.end() if is_end else found.start() :], False
         return True
 
     def _add_text(self, text: str, parsed: Parsed) -> None:
         if self.has_text:
             super()._add_text(text, parsed)
+
+
+def written_harmony_call(name: str, arguments: str) -> str:
+    """A call as such a model writes it, with the JSON text of its arguments."""
+    header = (
+        f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}{name} {harmony.CONSTRAIN}json{harmony.MESSAGE}"
+    )
+    return header + arguments + harmony.CALL

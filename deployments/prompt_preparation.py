@@ -96,7 +96,9 @@ async def chat_tokens(
         # How long tools and documents are is not known before the template has written them; few are short.
         use.parses or bool(documents) or sum(message.num_chars for message in messages) > INLINE_CHARS,
         lambda: codec.encode_chat(
-            for_template(messages, use, knows_tools=knows_tools, parser=parser),
+            for_template(
+                messages, use, knows_tools=knows_tools, parser=parser, goes_on=continue_final_message
+            ),
             tools=use.tools if knows_tools else None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

@@ -28,12 +28,15 @@ class ThoughtParser(Protocol):
     Attributes:
         markers: tokens that are to be seen in the text, though they may be special ones.
         is_told: whether what is thought is told, or left out.
-        num_tokens: of the thought so far, with its marks.
     """
 
     markers: tuple[str, ...]
     is_told: bool
-    num_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the thought so far, with its marks."""
+        ...
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> tuple[str, str]:
         """More text: what of it, and of what was held back, is certain to be thought, and said."""
@@ -206,7 +209,11 @@ def make_parser(
         return None
     is_told = request.include_reasoning is not False
     if kind == "harmony":
-        return harmony.HarmonyParser(is_told=is_told, functions=() if use is None else use.in_messages)
+        return harmony.HarmonyParser(
+            is_told=is_told,
+            functions=() if use is None else use.in_messages,
+            is_form=constraint is not None,
+        )
     return ReasoningParser(
         kind,
         is_open=_is_open(kind, request, prompt, codec) is True,

@@ -243,7 +243,11 @@ class ConstraintCheck:
         Raises:
             ApiError: (400) with llguidance's message, the field at fault, and the tool if it is one's schema.
         """
-        asked, forced = constraint_of(request), use.constraint
+        asked = constraint_of(request)
+        try:
+            forced = use.constraint
+        except (ValueError, RecursionError) as error:
+            raise await self._refusal(str(error), "tools", use, vocab_size) from None
         has_format = asked is not None and asked[1].startswith("response_format")
         if forced is not None and has_format:
             asked = None
@@ -283,18 +287,25 @@ class ConstraintCheck:
     async def _compiled(
         self, constraint: Constraint, field: str, use: ToolUse, vocab_size: int
     ) -> Constraint:
-        if self._grammars is None:
-            text, ends = self._codec.tokenizer_json(), sorted(self._codec.eos_ids)
-            self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size), vocab_size=vocab_size)
-        reason = await _why_not(self._grammars, constraint)
+        reason = await _why_not(self._of(vocab_size), constraint)
         if reason is None:
             return constraint
+        raise await self._refusal(reason, field, use, vocab_size)
+
+    async def _refusal(self, reason: str, field: str, use: ToolUse, vocab_size: int) -> ApiError:
+        """Of a constraint, with the function whose schema is at fault if it is one's."""
         for name, arguments in use.constraints.items():  # of a call that must be made
-            if (of_tool := await _why_not(self._grammars, arguments)) is not None:
+            if (of_tool := await _why_not(self._of(vocab_size), arguments)) is not None:
                 reason = f"the schema of the function '{name}': {of_tool}"
                 break
         message = f"`{field}` cannot be used: {reason}"
-        raise ApiError(400, message, param=field, code="invalid_constraint")
+        return ApiError(400, message, param=field, code="invalid_constraint")
+
+    def _of(self, vocab_size: int) -> Grammars:
+        if self._grammars is None:
+            text, ends = self._codec.tokenizer_json(), sorted(self._codec.eos_ids)
+            self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size), vocab_size=vocab_size)
+        return self._grammars
 
 
 async def _why_not(grammars: Grammars, constraint: Constraint) -> str | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 from tokenizers import AddedToken
 
 from cluster.stream_messages import Submit
 from deployments.api_service import ApiService
+from deployments.errors import ApiError
 from deployments.harmony import MARKERS, HarmonyParser
 from deployments.harmony_calls import HarmonyCalls
+from deployments.harmony_messages import in_channels
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 from engine.constraint import Constraint
@@ -52,6 +54,23 @@ NAMES = ("get_weather", "now")
             [OSLO],
         ),
         (f"{CHANNEL}commentary to=get_weather<|message|>{OSLO}", "", "", [OSLO]),
+        # The prompt has begun the first header.
+        (f" to=functions.get_weather{CHANNEL}commentary json<|message|>{OSLO}<|call|>", "", "", [OSLO]),
+        (
+            "to=functions.get_weather is how to call it.",
+            "",
+            "to=functions.get_weather is how to call it.",
+            [],
+        ),
+        (
+            f"{ANALYSIS} to=functions.get_weather{CHANNEL}commentary json<|message|>{OSLO}",
+            "Oslo, then.",
+            "",
+            [OSLO],
+        ),
+        # Behind arguments that are complete nothing is told.
+        (f"{CHANNEL}{HEADER}{OSLO}}} Then.<|call|>", "", "", [OSLO]),
+        (f"{CHANNEL}{HEADER}{OSLO}}} Then.{NEXT}{FINAL}Done.", "", "Done.", [OSLO]),
         (f"{CHANNEL}analysis to=functions.get_weather <|message|>{OSLO}<|call|>", "", "", [OSLO]),
         (f"{CHANNEL}commentary to=functions.now<|message|><|call|>", "", "", ["{}"]),
         (f"{CHANNEL}commentary to=functions.now<|message|> \n", "", "", ["{}"]),
@@ -202,7 +221,8 @@ async def test_a_call_that_must_be_made_comes_behind_thoughts(client: AsyncOpenA
     other: Any = {"type": "function", "function": {"name": "now"}}
     named = await constraint_of(client, cell, tools=[TOOL, NOW], tool_choice=other)
     now = f"{CHANNEL}commentary to=functions.now <|constrain|>json<|message|>{{}}<|call|>"
-    for text in (ANALYSIS + ENDED, ENDED, ANALYSIS + ANALYSIS + now):
+    before = f" to=functions.get_weather{CHANNEL}commentary json<|message|>{OSLO}<|call|>"
+    for text in (ANALYSIS + ENDED, ENDED, ANALYSIS + ANALYSIS + now, before, ANALYSIS + before):
         assert may_be(any_one, text), text
     assert may_be(named, ANALYSIS + now)
     assert not may_be(named, ENDED)
@@ -243,6 +263,93 @@ async def test_a_format_is_that_of_what_is_said(client: AsyncOpenAI, cell: CellS
         "Oslo, then.",
         {"answer": "It rains."},
     )
+
+
+async def test_what_is_said_of_calls_to_come_is_none_of_a_format(
+    client: AsyncOpenAI, cell: CellStandIn
+) -> None:
+    asked: Any = {"model": "demo", "messages": [HELLO]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": FORMAT}}
+    other = f"{CHANNEL}commentary to=functions.other <|message|>{{}}<|call|>"
+    for asks in (
+        {"response_format": form},
+        {"extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}},
+    ):
+        for text, thought, said in (
+            (f"{PREAMBLE}{FINAL}yes", "I will look.", "yes"),
+            (f"{ANALYSIS}{PREAMBLE}{FINAL}yes", "Oslo, then.\n\nI will look.", "yes"),
+            (other, "{}", ""),
+        ):
+            says(cell, text)
+            message: Any = (await client.chat.completions.create(**asked, **asks)).choices[0].message
+            assert (message.reasoning_content, message.content or "") == (thought, said)
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 1000])
+async def test_tokens_of_thoughts_are_counted(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> None:
+    thought = ids(f"{CHANNEL}analysis<|message|>Oslo, 日本語 then.<|end|>")
+    cell.per_step = per_step
+    cell.script = lambda submit: [*thought, *ids(f"<|start|>assistant{FINAL}It rains.<|return|>")]
+    asked: Any = {"model": "demo", "messages": [HELLO]}
+    whole = await client.chat.completions.create(**asked)
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = [chunk async for chunk in await client.chat.completions.create(**asked, **options)]
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        # Of tokens that come together a share is counted, by their text: marks are long for a token.
+        told = usage.completion_tokens_details.reasoning_tokens or 0
+        assert abs(told - len(thought)) <= (0 if usage is not whole.usage and per_step == 1 else 8)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "deep"}}])
+async def test_a_schema_that_cannot_be_read_is_the_client_s_fault(client: AsyncOpenAI, choice: Any) -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(70):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    tool: Any = {"type": "function", "function": {"name": "deep", "parameters": schema}}
+    with pytest.raises(BadRequestError, match="the schema of the function 'deep'"):
+        await client.chat.completions.create(model="demo", messages=[HELLO], tools=[tool], tool_choice=choice)
+
+
+def of_calls(*names: str, ids: Sequence[str], said: str = "") -> dict[str, Any]:
+    calls = [{"id": one, "function": {"name": name}} for one, name in zip(ids, names, strict=True)]
+    return {"role": "assistant", "content": said, "tool_calls": calls}
+
+
+def result(of: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": of, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([of_calls("a", "b", ids="xy"), result("y", "2"), result("x", "1")], "a 1 b 2"),
+        ([of_calls("a", "b", ids="xx"), result("x", "1"), result("x", "2")], "a 1 b 2"),
+        ([of_calls("a", ids="x"), of_calls("b", ids="y"), result("x", "1"), result("y", "2")], "a 1 b 2"),
+        ([of_calls("a", "b", ids="xy"), result("?", "1"), result("!", "2")], "a 1 b 2"),
+        ([of_calls("a", ids="x"), result("x", "1"), result("x", "2"), result("?", "3")], "a 1 2 3"),
+        ([of_calls("a", "b", ids="xy"), result("y", "2")], "a b 2"),
+    ],
+)
+def test_results_stand_behind_their_calls(messages: list[dict[str, Any]], expected: str) -> None:
+    told = in_channels(messages)
+    names = [
+        one["tool_calls"][0]["function"]["name"] if "tool_calls" in one else one["content"] for one in told
+    ]
+    assert " ".join(names) == expected
+
+
+def test_a_message_with_calls_is_not_gone_on_with() -> None:
+    with pytest.raises(ApiError, match="cannot go on with a message that makes calls"):
+        in_channels([of_calls("a", ids="x", said="I look.")], goes_on=True)
+    system = {"role": "system", "content": "Be brief."}
+    assert in_channels([{"role": "user", "content": "Hi"}, system], goes_on=True)[-1] == system
+
+
+def test_marks_within_thoughts_are_not_sent_to_the_template() -> None:
+    thought = {"role": "assistant", "content": "a", "reasoning_content": f"b{FINAL}c"}
+    assert in_channels([thought]) == [{"role": "assistant", "content": "a", "thinking": "bfinalc"}]
 
 
 async def test_a_conversation_with_calls_is_told_whole(client: AsyncOpenAI, cell: CellStandIn) -> None:

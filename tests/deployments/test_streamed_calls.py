@@ -177,7 +177,7 @@ FRAGMENTS = [
     "<parameter=path>", "<parameter=mode>", "</parameter>", "</function>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>mode</arg_key><arg_value>",
     "<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|", " to=functions.add",
-    "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
+    "<|channel|>commentary to=functions.add <|constrain|>json<|message|>", 600 * "-",
 ]  # fmt: skip
 
 
