@@ -31,6 +31,7 @@ from engine.rectangles import key_counts
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.static_attention import MOST_COLUMNS, MOST_READS, StaticAttention, has_workspace, static_attention
 from engine.triton_attention import TritonAttention
+from engine.windows import check_trees
 
 Int32 = NDArray[np.int32]
 
@@ -195,6 +196,7 @@ class GraphedRunner:
         self, static: _Static, segments: Sequence[Segment], keep: Int32, rows: DeviceRows | None = None
     ) -> torch.Tensor:
         """Logits of the rows `keep`, by the graph of the batch's shape, captured now if it is new."""
+        check_trees(segments, self._runner.shape.windows)
         padded = pad_rows(segments, static.shape, self._scratch)
         numbers = np.zeros(static.numbers.shape, dtype=np.int64)
         numbers[:3] = padded.tokens, padded.positions, padded.write

@@ -68,7 +68,7 @@ class Pass:
 
         Args:
             attention: holds keys and values.
-            plan: of layers that see all keys.
+            plan: of layers that see all keys, of all where attention `scores`.
             max_tokens: longest sequence; wider windows are none.
             segments: what is planned, for layers with windows.
         """

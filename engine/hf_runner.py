@@ -28,6 +28,7 @@ from engine.hf_attention import ATTENTION_NAME, Pass, current, looking, special_
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.triton_attention import TritonPlan
 from engine.unsupported_model import UnsupportedModel
+from engine.windows import check_trees
 
 Int32 = NDArray[np.int32]
 
@@ -254,6 +255,7 @@ class HFRunner:
     def _forward(
         self, segments: Sequence[Segment], tokens: torch.Tensor, plan: PaddedPlan, keep: Int32 | None
     ) -> torch.Tensor:
+        check_trees(segments, self._windows)
         positions = np.concatenate([segment.positions for segment in segments])
         selected = None if keep is None else index_on(keep, self._device)
         adapters = adapters_on(segments, self._device)
@@ -274,7 +276,7 @@ class HFRunner:
     ) -> Computed:
         """See `CapturableRunner`; whether nothing waits for the host is up to the model.
 
-        Layers with windows plan for themselves what is in `segments`.
+        Layers with windows plan for themselves what is in `segments`, unless attention has one plan for all.
 
         Raises:
             UnsupportedModel: if an attention layer of the model bypasses the attention interface.

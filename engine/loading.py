@@ -80,7 +80,7 @@ def load_runner(
             what its rotary scaling makes of it.
         device: where the model runs: see `engine.devices.resolve_device`.
         memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
-        graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.
+        graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`), if they can be.
         quantization: what weights of linear layers are rounded to while it loads, of a checkpoint of floats;
             what the model computes then is the model.
         self_test: compare with the plain Transformers forward before returning, unless the same passed here

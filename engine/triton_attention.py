@@ -11,7 +11,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,13 +249,17 @@ class TritonAttention(PaddedAttention):
         `late_norm` is a row [1, size] as those whose norm is left to attention, where any is.
         """
         kv_heads, k_dim, v_dim = self._shapes[layer]
-        few = (1, FEW_PROGRAMS + 1)
-        tiles = {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}
+        few, has_window = (1, FEW_PROGRAMS + 1), self.scoring.get(layer, USUAL).window is not None
+        tiles = {
+            tile_of(number, k_dim, self._dtype, pairs, has_window=has_window)
+            for number in QUERIES
+            for pairs in few
+        }
         ways = [(tile, splits) for tile in tiles for splits in (1, 2)]
         # What sums the splits is compiled for each power of two of them, whatever the tile is.
         ways += [(ways[0][0], 1 << power) for power in range(2, MOST_SPLITS.bit_length())]
         plan, of_several = (self._plan_of_nobody(rows) for rows in (1, QUERIES[-1] + 1))
-        several = tile_of(QUERIES[-1] + 1, k_dim, self._dtype, 1)
+        several = tile_of(QUERIES[-1] + 1, k_dim, self._dtype, 1, has_window=has_window)
         rows = of_several.num_rows
         qkv = torch.zeros(rows, heads + 2 * kv_heads, k_dim, dtype=self._dtype, device=self._device)
         for splits in (1, 2):
@@ -266,14 +270,16 @@ class TritonAttention(PaddedAttention):
         rotation = torch.ones(1, k_dim // 2, dtype=torch.complex64, device=self._device)
         norms = [None] if late_norm is None else [None, PendingNorm(late_norm, 1.0)]
         for (tile, splits), norm in itertools.product(ways, norms):
-            is_met = tile.queries == QUERIES[0] and splits <= 2 and k_dim == v_dim
+            is_usual = k_dim == v_dim and layer not in self.scoring
+            is_met = tile.queries == QUERIES[0] and splits <= 2 and is_usual
             if is_met and heads // kv_heads <= tile.queries:
                 self._attend(plan, layer, qkv[:, :heads], None, tile, splits, New(rotation, norm))
 
     def _plan_of_nobody(self, rows: int) -> TritonPlan:
         """One prompt of so many rows, all in the first slot."""
         zeros = np.zeros(rows, dtype=np.int32)
-        return self.plan([Segment(zeros, zeros, zeros, zeros[:0])])
+        plan = self.plan([Segment(zeros, zeros, zeros, zeros[:0])])
+        return replace(plan, positions=torch.zeros(rows, dtype=torch.int32, device=self._device))
 
     def _attend(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.runner import Segment
@@ -30,7 +32,7 @@ def within(segment: Segment, window: int) -> Segment:
         first, most = 0, np.full(num_rows, num_past + num_rows - recent)
     lows = np.maximum(segment.positions - first - (window - 1), 0)
     if (lows > most).any():
-        raise ValueError(f"a tree reaches back {window} tokens, beyond the window of the target's layers")
+        raise _too_deep(window)
     cut = int(lows.min())
     unseen = (lows - cut).astype(np.int32)
     if cut == 0 and not unseen.any():
@@ -44,3 +46,20 @@ def within(segment: Segment, window: int) -> Segment:
         adapter=segment.adapter,
         unseen=unseen if unseen.any() else None,
     )
+
+
+def check_trees(segments: Sequence[Segment], windows: Sequence[int]) -> None:
+    """Refuse what `within` does, where attention cuts windows off by itself.
+
+    Raises:
+        ValueError: if a tree is deeper than one of the windows, in ascending order, is wide.
+    """
+    for segment in segments if windows else ():
+        if segment.visible is not None:
+            num_before = len(segment.past) + len(segment.slots) - segment.visible.shape[1]
+            if int(segment.positions.max()) - (windows[0] - 1) > num_before:
+                raise _too_deep(windows[0])
+
+
+def _too_deep(window: int) -> ValueError:
+    return ValueError(f"a tree reaches back {window} tokens, beyond the window of the target's layers")

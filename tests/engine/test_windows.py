@@ -18,7 +18,7 @@ from engine.rectangles import rectangle
 from engine.runner import Segment
 from engine.scored_attention import ScoredAttention, Scoring
 from engine.unsupported_model import UnsupportedModel
-from engine.windows import LEAST_WINDOW, within
+from engine.windows import LEAST_WINDOW, check_trees, within
 from tests.engine import tiny_models
 from tests.examples import examples
 
@@ -54,6 +54,7 @@ def test_rows_see_what_they_saw_within_the_window(
 ) -> None:
     segment, positions, seen = drawn
     cut = within(segment, window)
+    check_trees([segment], (window,))
     other = Segment(*(np.arange(260, 360, dtype=np.int32),) * 3, np.arange(360, 500, dtype=np.int32))
     batch = [cut, other] if beside_a_longer_one else [cut]
     rows = max(len(one.slots) for one in batch)
@@ -73,8 +74,12 @@ def test_rows_see_what_they_saw_within_the_window(
 def test_a_tree_deeper_than_the_window_is_no_silent_mistake() -> None:
     rows = np.arange(LEAST_WINDOW + 1, dtype=np.int32)
     visible = np.tri(len(rows), dtype=np.bool_)
+    deep = Segment(rows, rows, rows, rows[:0], visible)
     with pytest.raises(ValueError, match="beyond the window"):
-        within(Segment(rows, rows, rows, rows[:0], visible), LEAST_WINDOW)
+        within(deep, LEAST_WINDOW)
+    with pytest.raises(ValueError, match="beyond the window"):
+        check_trees([deep], (LEAST_WINDOW, 500))
+    check_trees([deep], (LEAST_WINDOW + 1,))
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -74,6 +74,13 @@ def test_scores_are_those_computed_step_by_step(
     torch.testing.assert_close(got, plain.attend(plain.plan(cut), 0, q, 0.3), atol=1e-5, rtol=1e-4)
 
 
+def test_layers_with_windows_can_be_prepared() -> None:
+    attention = TritonAttention(16, dtype=torch.float32, device="cpu")
+    attention.allocate(0, 2, DIM, DIM)
+    attention.set_scoring(0, Scoring(LEAST_WINDOW, 30.0, torch.zeros(4)))
+    attention.prepare(0, 4)
+
+
 @pytest.mark.parametrize(
     "name",
     [
