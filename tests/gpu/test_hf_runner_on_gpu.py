@@ -92,8 +92,9 @@ def test_captured_forwards_are_those_of_a_cpu(
     assert there.shapes
 
 
-def test_a_forward_is_a_replay(tmp_path: Path, emulated: Emulation) -> None:
-    there = loaded(tiny_models.write("gpt_neox", tmp_path / "gpt_neox"), "cuda")
+@pytest.mark.parametrize("name", ["gpt_neox", "mistral_window"])
+def test_a_forward_is_a_replay(name: str, tmp_path: Path, emulated: Emulation) -> None:
+    there = loaded(tiny_models.write(name, tmp_path / name), "cuda")
     two = np.arange(2, dtype=np.int32)
     for _ in range(2):
         there.forward([Segment(two, two, two, two[:0])], two)

@@ -13,7 +13,6 @@ from engine.hf_runner import HFRunner
 from engine.loading import load_runner
 from engine.runner import ModelRunner, Segment
 from engine.triton_attention import TritonAttention
-from tests.emulated_cuda import Emulation
 from tests.engine import tiny_models
 
 SLOTS = 160
@@ -60,19 +59,3 @@ def test_captured_forwards_are_those_of_a_cpu(name: str, tmp_path: Path, cuda: t
         got = there.forward(batch(shift), keep)
         torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-3)
     assert there.shapes
-
-
-def test_a_forward_is_a_replay(tmp_path: Path, emulated: Emulation) -> None:
-    there = load_runner(
-        tiny_models.write("mistral_window", tmp_path),
-        num_slots=SLOTS,
-        runner="hf",
-        device="cuda",
-        self_test=False,
-    )
-    two = np.arange(2, dtype=np.int32)
-    for _ in range(2):
-        there.forward([Segment(two, two, two, two[:0])], two)
-    before = len(emulated.launches)
-    there.forward([Segment(two + 2, two + 2, two + 2, two)], two)
-    assert emulated.launches[before:] == ["replay"]
