@@ -112,14 +112,14 @@ class PaddedAttention:
         chunk_bytes: most bytes of keys and values gathered at a time, but always at least one segment's.
         takes_device_masks: whether masks may be made on the device, see `plan_rows`.
         pads_keys, pads_rows: whether a plan of fixed shape has as many keys, and rows, for every request.
-        scores: whether layers with windows, sinks or capped scores are computed under one plan with others.
+        scores_by_layer: whether layers with windows, sinks or capped scores share one plan with others.
     """
 
     chunk_bytes = CHUNK_BYTES
     takes_device_masks = True
     pads_keys = True
     pads_rows = True
-    scores = False
+    scores_by_layer = False
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots

@@ -68,7 +68,7 @@ class Pass:
 
         Args:
             attention: holds keys and values.
-            plan: of layers that see all keys, of all where attention `scores`.
+            plan: of layers that see all keys, of all where attention `scores_by_layer`.
             max_tokens: longest sequence; wider windows are none.
             segments: what is planned, for layers with windows.
         """
@@ -81,7 +81,7 @@ class Pass:
 
     def plan_of(self, window: int | None) -> PaddedPlan:
         """For layers whose rows see `window` tokens, None for all."""
-        if window is None or window >= self.max_tokens or self.attention.scores:
+        if window is None or window >= self.max_tokens or self.attention.scores_by_layer:
             return self.plan
         if window not in self._of_window:
             assert self._segments is not None
@@ -208,7 +208,7 @@ def special_attention(
         UnsupportedModel: if another kind was asked for by name.
     """
     is_scored = any(one.is_scored for one in seen)
-    if attention.scores or (not windows and not is_scored):
+    if attention.scores_by_layer or (not windows and not is_scored):
         return attention
     if kind not in (None, "auto", "padded"):
         what = "sinks or a softcap in attention" if is_scored else "layers with sliding windows"

@@ -24,7 +24,7 @@ def why_not_captured(runner: CapturableRunner) -> str | None:
     """
     if runner.is_sharded:
         return "several ranks share it"
-    if runner.shape.windows and not runner.attention.scores:
+    if runner.shape.windows and not runner.attention.scores_by_layer:
         return f"layers see windows of {runner.shape.windows[0]} tokens, which are planned layer by layer"
     if isinstance(runner.attention, FlashInferAttention):
         return "attention `flashinfer` plans captured forwards for one number of heads and scale"

@@ -242,7 +242,7 @@ class HFRunner:
     @property
     def takes_trees(self) -> bool:
         """See `DeviceRowsRunner`."""
-        return self._attention.takes_device_masks and (self._attention.scores or not self._windows)
+        return self._attention.takes_device_masks and (self._attention.scores_by_layer or not self._windows)
 
     @torch.inference_mode()
     def forward_rows(

@@ -78,7 +78,7 @@ class TritonAttention(PaddedAttention):
 
     pads_keys = False
     pads_rows = False
-    scores = True
+    scores_by_layer = True
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cuda") -> None:
         """A pool of `num_slots` on a GPU.
