@@ -204,7 +204,7 @@ def make_parser(
     """
     if kind == "none" or not isinstance(request, ChatRequest):
         return None
-    has_messages = use is not None and use.is_messages
+    has_messages = use is not None and use.forces_message
     if constraint is not None and constraint.thought is None and not has_messages:
         return None
     is_told = request.include_reasoning is not False
@@ -239,7 +239,7 @@ def with_thought(
     if constraint is None or kind == "none" or not isinstance(request, ChatRequest):
         return constraint
     if kind == "harmony":
-        if use is not None and use.is_messages:
+        if use is not None and use.forces_message:
             return constraint
         thought = _until_said(request, codec, may_call=use is not None and bool(use.in_messages))
         return constraint if thought is None else msgspec.structs.replace(constraint, thought=thought)

@@ -187,14 +187,14 @@ class ToolUse:
             self.in_messages = self._schemas.keys()
 
     @property
-    def is_messages(self) -> bool:
+    def forces_message(self) -> bool:
         """Whether the output must be messages, the last of which is a call."""
         return self.is_required and bool(self.in_messages)
 
     @property
     def constraint(self) -> Constraint | None:
         """What a forced call must look like."""
-        if self.is_messages:
+        if self.forces_message:
             return message_that_calls(self.arguments, self._token_of)
         return None if self.schema is None else _constraint(self.schema)
 
@@ -237,7 +237,7 @@ class ToolUse:
         """For the output of one choice; None if it is text."""
         if not self.parses:
             return None
-        if self.is_messages:
+        if self.forces_message:
             return HarmonyCalls(self.arguments, 1, is_forced=bool(self._named), has_text=False)
         if self._named:
             return NamedCall(self._named, new_id_of(self._parser))

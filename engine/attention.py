@@ -16,6 +16,7 @@ from engine.devices import to_device
 from engine.rectangles import first_rows, key_counts, key_slots, partition, rectangle
 from engine.rotary import rotate
 from engine.runner import KeyTokens, Segment
+from engine.scoring import Scoring
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -169,6 +170,9 @@ class PaddedAttention:
 
         Nothing here.
         """
+
+    def set_scoring(self, layer: int, scoring: Scoring) -> None:
+        """From now on a layer scores like this; here only as usual, with windows that are in plans."""
 
     def storage(self, layer: int) -> torch.Tensor:
         """[num_slots, kv_heads * (k_dim + v_dim)], keys and values of all slots, keys of all heads first."""

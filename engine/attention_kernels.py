@@ -1,6 +1,6 @@
 """Attention in Triton over keys where they lie.
 
-Imported only where it is launched, since it imports Triton (see `engine.triton_kernels`).
+Imported only where it is launched, since it imports Triton (see `engine.row_kernels`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.triton_kernels import inverse_root, rotated
+from engine.row_kernels import inverse_root, rotated
 
 # Compiled once for every model, whatever the batch: of what differs between batches nothing is assumed.
 _OF_THE_BATCH = ("num_rows", "num_splits", "num_segments")

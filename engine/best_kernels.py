@@ -1,6 +1,6 @@
 """Kernels in Triton: the few best tokens of each row of scores, with their log-probabilities.
 
-Imported only where they are launched, since it imports Triton (see `engine.triton_kernels`).
+Imported only where they are launched, since it imports Triton (see `engine.row_kernels`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def gate_by_triton(gate_up: torch.Tensor, norm: PendingNorm | None = None) -> to
 
     `norm` is applied to `gate_up` before.
     """
-    kernels: Any = importlib.import_module("engine.triton_kernels")
+    kernels: Any = importlib.import_module("engine.row_kernels")
     rows, units = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, units, dtype=gate_up.dtype, device=gate_up.device)
     kernels.gate[rows, -(-units // _BLOCK)](

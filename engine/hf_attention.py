@@ -15,8 +15,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind
 from engine.runner import Segment
-from engine.scored_attention import ScoredAttention, Scoring
-from engine.triton_attention import TritonAttention
+from engine.scored_attention import ScoredAttention
+from engine.scoring import USUAL, Scoring
 from engine.unsupported_model import UnsupportedModel
 from engine.windows import LEAST_WINDOW, within
 
@@ -79,9 +79,13 @@ class Pass:
         self._segments = segments
         self._of_window: dict[int, PaddedPlan] = {}
 
+    def narrow(self, window: int | None) -> int | None:
+        """A layer's window; None if all sequences are within it."""
+        return None if window is None or window >= self.max_tokens else window
+
     def plan_of(self, window: int | None) -> PaddedPlan:
         """For layers whose rows see `window` tokens, None for all."""
-        if window is None or window >= self.max_tokens or self.attention.scores_by_layer:
+        if window is None or self.attention.scores_by_layer:
             return self.plan
         if window not in self._of_window:
             assert self._segments is not None
@@ -139,14 +143,11 @@ def _tree_attention(
     running.calls += 1
     plan = running.plan
     if current.seen is not None:
-        current.seen.append(Seen(window, scoring != Scoring()))
+        current.seen.append(Seen(window, scoring != USUAL))
     else:
+        window = running.narrow(window)
         plan = running.plan_of(window)
-        if isinstance(running.attention, ScoredAttention):
-            running.attention.scoring[layer] = scoring
-        elif isinstance(running.attention, TritonAttention):
-            seen = None if window is None or window >= running.max_tokens else window
-            running.attention.set_scoring(layer, scoring._replace(window=seen))
+        running.attention.set_scoring(layer, scoring._replace(window=window))
     out = running.attention.run(
         plan,
         layer,

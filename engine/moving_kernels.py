@@ -1,6 +1,6 @@
 """The kernel in Triton that moves the rows of beams on to their next layer.
 
-Imported only where it is launched, since it imports Triton (see `engine.triton_kernels`).
+Imported only where it is launched, since it imports Triton (see `engine.row_kernels`).
 """
 
 from __future__ import annotations

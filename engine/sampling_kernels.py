@@ -1,6 +1,6 @@
 """Kernels in Triton: temperature, truncation and Gumbel noise of rows of logits.
 
-Imported only where they are launched, since it imports Triton (see `engine.triton_kernels`). What a row
+Imported only where they are launched, since it imports Triton (see `engine.row_kernels`). What a row
 asks for is a line of eight int32: its seed (two words), its output position, top_k (0 for all tokens), and
 the bits of three float32: temperature (0 for a greedy row), the natural logarithm of min_p without its sign
 (infinity for none) and top_p (1 for all tokens); the last is not used.

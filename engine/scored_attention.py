@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from engine.attention import PaddedAttention
+from engine.scoring import Scoring
 
 # Scores of so many bytes at a time, whatever the rows of a prompt and the keys they see.
 SCORE_BYTES = 64 << 20
 
 
-class Scoring(NamedTuple):
-    """What a layer does with its scores besides scaling them.
-
-    Attributes:
-        window: tokens that a row sees, itself included; None for all.
-        softcap: bound on them, `softcap * tanh(score / softcap)`; None for none.
-        sinks: float [heads], for each head one more score that takes its share of the softmax and gives
-            nothing; None for none.
-    """
-
-    window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-
-
-#: What most layers do.
-USUAL = Scoring()
-
-
 class ScoredAttention(PaddedAttention):
-    """`PaddedAttention` that computes scores step by step.
-
-    Attributes:
-        scoring: of each layer, set before it attends; windows are in what is planned.
-    """
+    """`PaddedAttention` that computes scores step by step; windows are in what is planned."""
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         super().__init__(num_slots, dtype=dtype, device=device)
-        self.scoring: dict[int, Scoring] = {}
+        self._scoring: dict[int, Scoring] = {}
+
+    def set_scoring(self, layer: int, scoring: Scoring) -> None:
+        """See `PaddedAttention`."""
+        self._scoring[layer] = scoring
 
     def _weighted(
         self,
@@ -51,7 +31,7 @@ class ScoredAttention(PaddedAttention):
         mask: torch.Tensor | None,
         scale: float | None,
     ) -> torch.Tensor:
-        _, softcap, sinks = self.scoring[layer]
+        _, softcap, sinks = self._scoring[layer]
         lines, kv_heads, rows, dim = q.shape
         scale, keys = dim**-0.5 if scale is None else scale, k.transpose(2, 3)
         sink = None

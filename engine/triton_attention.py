@@ -26,7 +26,7 @@ from engine.norms import PendingNorm, norm_arguments, norm_block
 from engine.padded_segments import power_of_two
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
-from engine.scored_attention import USUAL, Scoring
+from engine.scoring import USUAL, Scoring
 from engine.segment_table import FIELDS, SegmentTable, described
 from engine.triton_support import why_not_triton
 
@@ -70,11 +70,7 @@ class New(NamedTuple):
 
 
 class TritonAttention(PaddedAttention):
-    """`AttentionBackend` in Triton; it stores keys and values as `PaddedAttention` does.
-
-    Attributes:
-        scoring: of layers that do not score as usual.
-    """
+    """`AttentionBackend` in Triton; it stores keys and values as `PaddedAttention` does."""
 
     pads_keys = False
     pads_rows = False
@@ -91,9 +87,9 @@ class TritonAttention(PaddedAttention):
         if obstacle is not None:
             raise ValueError(f"attention `triton`: {obstacle}")
         self._kernels: Any = importlib.import_module("engine.attention_kernels")
-        self._row_kernels: Any = importlib.import_module("engine.triton_kernels")
+        self._row_kernels: Any = importlib.import_module("engine.row_kernels")
         self._integers: dict[tuple[int, str], torch.Tensor] = {}
-        self.scoring: dict[int, Scoring] = {}
+        self._scoring: dict[int, Scoring] = {}  # of layers that do not as usual
 
     def shared_integers(self, number: int, of: str = "forwards") -> torch.Tensor:
         """int32 [number] that stays where it is, one for all who ask for as many by the same name: forwards
@@ -103,11 +99,11 @@ class TritonAttention(PaddedAttention):
         return self._integers[number, of]
 
     def set_scoring(self, layer: int, scoring: Scoring) -> None:
-        """From now on a layer scores like this; for one with a window plans need `positions`."""
+        """See `PaddedAttention`; for a layer with a window plans need `positions`."""
         if scoring == USUAL:
-            self.scoring.pop(layer, None)
+            self._scoring.pop(layer, None)
         else:
-            self.scoring[layer] = scoring
+            self._scoring[layer] = scoring
 
     def plan(self, segments: Sequence[Segment]) -> TritonPlan:
         """See `AttentionBackend`."""
@@ -227,7 +223,7 @@ class TritonAttention(PaddedAttention):
         tile, splits = self._cut(plan, layer, heads)
         q = qkv[:, : heads * dim].view(len(qkv), heads, dim)
         is_one_tile = heads // kv_heads <= tile.queries
-        is_usual = dim == v_dim and layer not in self.scoring
+        is_usual = dim == v_dim and layer not in self._scoring
         if plan.most_rows == 1 and plan.ends_with_rows and is_one_tile and is_usual:
             return self._attend(plan, layer, q, scale, tile, splits, New(rotation, norm))
         self.store_rotated(plan, layer, qkv, rotation, heads, norm)
@@ -236,7 +232,7 @@ class TritonAttention(PaddedAttention):
     def _cut(self, plan: TritonPlan, layer: int, heads: int) -> tuple[Tile, int]:
         """What a batch is computed in: tiles of this size, and keys in so many parts."""
         kv_heads, k_dim, _ = self._shapes[layer]
-        shared, window = heads // kv_heads, self.scoring.get(layer, USUAL).window
+        shared, window = heads // kv_heads, self._scoring.get(layer, USUAL).window
         queries, pairs = plan.most_rows * shared, plan.num_segments * kv_heads
         tile = tile_of(queries, k_dim, self._dtype, pairs, has_window=window is not None)
         programs = _num_tiles(plan, shared, tile) * kv_heads
@@ -249,7 +245,7 @@ class TritonAttention(PaddedAttention):
         `late_norm` is a row [1, size] as those whose norm is left to attention, where any is.
         """
         kv_heads, k_dim, v_dim = self._shapes[layer]
-        few, has_window = (1, FEW_PROGRAMS + 1), self.scoring.get(layer, USUAL).window is not None
+        few, has_window = (1, FEW_PROGRAMS + 1), self._scoring.get(layer, USUAL).window is not None
         tiles = {
             tile_of(number, k_dim, self._dtype, pairs, has_window=has_window)
             for number in QUERIES
@@ -270,7 +266,7 @@ class TritonAttention(PaddedAttention):
         rotation = torch.ones(1, k_dim // 2, dtype=torch.complex64, device=self._device)
         norms = [None] if late_norm is None else [None, PendingNorm(late_norm, 1.0)]
         for (tile, splits), norm in itertools.product(ways, norms):
-            is_usual = k_dim == v_dim and layer not in self.scoring
+            is_usual = k_dim == v_dim and layer not in self._scoring
             is_met = tile.queries == QUERIES[0] and splits <= 2 and is_usual
             if is_met and heads // kv_heads <= tile.queries:
                 self._attend(plan, layer, qkv[:, :heads], None, tile, splits, New(rotation, norm))
@@ -296,7 +292,7 @@ class TritonAttention(PaddedAttention):
         With `new`, `attend_rotated`: behind the query heads of `q` lie the key and value heads.
         """
         norm = None if new is None else new.norm
-        scoring = self.scoring.get(layer, USUAL)
+        scoring = self._scoring.get(layer, USUAL)
         assert scoring.window is None or plan.positions is not None
         kv_heads, k_dim, v_dim = self._shapes[layer]
         rows, heads, _ = q.shape

@@ -106,13 +106,13 @@ def test_kernels_compile_for_gpus() -> None:
                 {"num_warps": 4},
             ),
             (
-                "engine.triton_kernels.rotate_and_store",
+                "engine.row_kernels.rotate_and_store",
                 heads,
                 {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF_BLOCK": 64, "NORM_BLOCK": 4096},
                 {"num_warps": 4},
             ),
-            ("engine.triton_kernels.gate", gates, {"BLOCK": 1024, "NORM_BLOCK": 4096}, {"num_warps": 4}),
-            ("engine.triton_kernels.normalise", norm, {"BLOCK": 4096, "HAS_GAIN": True}, {"num_warps": 8}),
+            ("engine.row_kernels.gate", gates, {"BLOCK": 1024, "NORM_BLOCK": 4096}, {"num_warps": 4}),
+            ("engine.row_kernels.normalise", norm, {"BLOCK": 4096, "HAS_GAIN": True}, {"num_warps": 8}),
             ("engine.attention_kernels.see", masks, {"BYTES": 1024}, {"num_warps": 4}),
         ]
     )

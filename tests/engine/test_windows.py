@@ -16,7 +16,8 @@ from engine.hf_runner import HFRunner
 from engine.loading import load_runner
 from engine.rectangles import rectangle
 from engine.runner import Segment
-from engine.scored_attention import ScoredAttention, Scoring
+from engine.scored_attention import ScoredAttention
+from engine.scoring import Scoring
 from engine.unsupported_model import UnsupportedModel
 from engine.windows import LEAST_WINDOW, check_trees, within
 from tests.engine import tiny_models
@@ -155,7 +156,7 @@ def test_capped_scores_and_sinks_are_softmaxes_of_their_own(
     q, k, v = (torch.randn(rows, n, dim, generator=generator) for n in (heads, kv_heads, kv_heads))
     sinks, softcap = torch.randn(heads, generator=generator), 0.7
     attention = ScoredAttention(16, dtype=torch.float32)
-    attention.scoring[0] = Scoring(softcap=softcap, sinks=sinks)
+    attention.set_scoring(0, Scoring(softcap=softcap, sinks=sinks))
     numbers = np.arange(rows, dtype=np.int32)
     plan = attention.plan([Segment(numbers, numbers, numbers + 3, numbers[:0])])
     got = attention.run(plan, 0, q, k, v, 0.5).view(rows, heads, dim)

@@ -15,7 +15,8 @@ from engine import attention_tiles
 from engine.hf_runner import HFRunner
 from engine.loading import load_runner
 from engine.runner import Segment
-from engine.scored_attention import ScoredAttention, Scoring
+from engine.scored_attention import ScoredAttention
+from engine.scoring import Scoring
 from engine.triton_attention import TritonAttention
 from engine.unsupported_model import UnsupportedModel
 from engine.windows import LEAST_WINDOW, within
@@ -62,9 +63,8 @@ def test_scores_are_those_computed_step_by_step(
     )
     for attention in (kernels, plain):
         attention.allocate(0, kv_heads, DIM, DIM)
+        attention.set_scoring(0, scoring)
     plain.storage(0).copy_(kernels.storage(0).normal_())
-    kernels.set_scoring(0, scoring)
-    plain.scoring[0] = scoring
     positions = torch.from_numpy(np.concatenate([segment.positions for segment in batch]))
     q = torch.randn(len(positions), num_heads, DIM)
     with pytest.MonkeyPatch.context() as patch:
