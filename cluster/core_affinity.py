@@ -62,19 +62,34 @@ class KeptThread:
         self._seen = scheduled(thread)
         self._since = time.monotonic()
         self._again_at: float | None = None
+        self._is_free = False
         keep_to(self._cores if self._seen is not None else self._usable, thread)
 
     @property
     def is_kept(self) -> bool:
         """Whether it keeps to them now."""
-        return self._seen is not None and self._again_at is None
+        return self._seen is not None and self._again_at is None and not self._is_free
+
+    def free(self, is_free: bool) -> None:
+        """Let it go where it likes, until it is called back."""
+        if is_free == self._is_free:
+            return
+        self._is_free = is_free
+        if self._seen is None or self._again_at is not None:
+            return
+        if not is_free:
+            self._seen, self._since = scheduled(self._thread), time.monotonic()
+        keep_to(self._usable if is_free else self._cores, self._thread)
 
     def look(self, now: float) -> None:
         """Let it go where it hardly ran though it could; try again later. To be called every second or so."""
         if self._again_at is not None:
             if now >= self._again_at:
                 self._again_at, self._seen, self._since = None, scheduled(self._thread), now
-                keep_to(self._cores, self._thread)
+                if not self._is_free:
+                    keep_to(self._cores, self._thread)
+            return
+        if self._is_free:
             return
         times = scheduled(self._thread)
         if times is None or self._seen is None or now - self._since < LOOK_S:

@@ -10,12 +10,17 @@ from cluster.core_affinity import KeptThread, usable_cores
 from cluster.spawning import this_node
 from cluster.worker import VERIFIER, Worker
 
+# So many steps sent ahead without drafts in between, and more may follow: to change cores costs a little.
+AHEAD_IN_A_ROW = 2
+
 
 class CoreKeeping:
     """Ranks of the target keep to a core each, the scheduler to that of the first, drafters to the others.
 
     The scheduler and the target work by turns. Drafters also work while these do (ahead, and reading), and
-    without this, would have to be moved out of their way each time (docs/decisions/0044).
+    without this, would have to be moved out of their way each time (docs/decisions/0044). While steps are
+    sent ahead, scheduler and target work at the same time, and drafters hardly ever: then the scheduler runs
+    on whatever core is idle.
     """
 
     def __init__(self, config: FlotillaConfig) -> None:
@@ -27,6 +32,19 @@ class CoreKeeping:
         self._usable = usable_cores()
         self._claimed: dict[str, list[int]] = {}
         self._scheduler: KeptThread | None = None
+        self._num_ahead = 0
+
+    def drafted(self) -> None:
+        """A drafter was asked for drafts: the target waits for the scheduler, and then works."""
+        self._num_ahead = 0
+        if self._scheduler is not None:
+            self._scheduler.free(False)
+
+    def sent_ahead(self) -> None:
+        """The target was sent its next call while it works on another."""
+        self._num_ahead += 1
+        if self._num_ahead >= AHEAD_IN_A_ROW and self._scheduler is not None:
+            self._scheduler.free(True)
 
     def look(self, now: float) -> None:
         """To be called every second or so: the scheduler's core may be busy with something else."""
@@ -52,7 +70,7 @@ class CoreKeeping:
             if rank == 0 and node == this_node():
                 first = core
         cores = self._usable if first is None else {first}
-        self._scheduler = KeptThread(threading.get_native_id(), cores, self._usable)
+        self._scheduler, self._num_ahead = KeptThread(threading.get_native_id(), cores, self._usable), 0
         for worker in workers.values():
             if worker is not target and worker.is_loaded:
                 self._settle_drafter(worker)

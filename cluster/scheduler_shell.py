@@ -229,11 +229,17 @@ class SchedulerShell:
         for action in actions:
             match action:
                 case Draft(name, call):
-                    result = self._connected()[0].send_draft(name, call)
+                    workers = self._connected()[0]
+                    if any(item.plan.depth for item in call.items):
+                        workers.cores.drafted()
+                    result = workers.send_draft(name, call)
                     if result is not None:
                         answered.append(DraftDone(name, result))
                 case Verify(call):
-                    self._connected()[0].send_verify(encode(call))
+                    workers = self._connected()[0]
+                    workers.send_verify(encode(call))
+                    if self.core.planned_ahead.calls.ahead is not None:
+                        workers.cores.sent_ahead()
                     self._metrics.verify_sent(call, self.core)
                 case _:
                     others.append(action)
