@@ -167,6 +167,36 @@ def test_who_has_enough_of_its_core_stays_and_who_was_let_go_comes_back(
     assert kept_to == [{0}, {0, 1}, {0}]
 
 
+def test_who_may_leave_its_cores_is_not_watched_until_it_is_called_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = waited = 0.0
+    kept_to: list[set[int]] = []
+    monkeypatch.setattr(core_affinity, "scheduled", lambda thread: (ran, waited))
+    monkeypatch.setattr(core_affinity, "keep_to", lambda cores, thread: kept_to.append(set(cores)))
+    thread, now = KeptThread(1, {0}, {0, 1}), time.monotonic() + 1.0
+    thread.free(True)
+    thread.free(True)
+    assert not thread.is_kept
+    waited, now = waited + 5.0, now + 5.0
+    thread.look(now)
+    thread.free(False)
+    assert thread.is_kept
+    thread.look(now + 1.0)  # what it waited for while it was free says nothing of its own core
+    assert kept_to == [{0}, {0, 1}, {0}]
+    # One that starved on its core stays away from it for a while, whoever calls.
+    waited, now = waited + 0.95, now + 2.0
+    thread.look(now)
+    for is_free in (True, False, True):
+        thread.free(is_free)
+    assert kept_to == [{0}, {0, 1}, {0}, {0, 1}]
+    thread.look(now + LET_GO_S)
+    assert kept_to == [{0}, {0, 1}, {0}, {0, 1}]
+    thread.free(False)
+    assert thread.is_kept
+    assert kept_to == [{0}, {0, 1}, {0}, {0, 1}, {0}]
+
+
 def test_no_cores_named_changes_nothing() -> None:
     here = usable_cores()
     keep_to(())

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
+from cluster.core_keeping import CoreKeeping
 from cluster.events import DrafterReady, Tick, VerifierReady
 from cluster.scheduler_shell import SchedulerShell
 from cluster.stream_messages import Submit
@@ -97,6 +98,7 @@ class ProposingCell:
         )
         decoder = Decoder(VerifyCall)
         workers = SimpleNamespace(
+            cores=CoreKeeping(config),
             send_verify=lambda data: self.calls.append(decoder.decode(data)),
             send_draft=lambda name, call: drafter.draft(call),
         )

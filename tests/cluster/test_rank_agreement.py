@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
+from cluster.core_keeping import CoreKeeping
 from cluster.events import VerifierReady, WorkerLost
 from cluster.scheduler_shell import SchedulerShell
 from cluster.stream_messages import Submit, TokenBatch
@@ -34,7 +35,9 @@ class Ranks:
         self.shell = SchedulerShell(config, metrics, lambda name: None, lambda name: None)
         decoder: Decoder[VerifyCall] = Decoder(VerifyCall)
         workers = SimpleNamespace(
-            send_verify=lambda data: self.calls.append(decoder.decode(data)), kill_target=self.kill
+            cores=CoreKeeping(config),
+            send_verify=lambda data: self.calls.append(decoder.decode(data)),
+            kill_target=self.kill,
         )
         self.shell.connect(cast(Any, workers), cast(Any, SimpleNamespace(send=self.told)))
         self.shell.handle(VerifierReady(1000, 200, 50))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 
+from cluster import core_keeping
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
+from cluster.core_affinity import keep_to, usable_cores
+from cluster.core_keeping import CoreKeeping
 from cluster.events import DrafterReady, VerifierReady
 from cluster.scheduler_shell import SchedulerShell
-from cluster.stream_messages import Cancel, Objective, Submit
+from cluster.stream_messages import Cancel, Objective, Speculation, Submit
+from cluster.worker import VERIFIER
 from drafters.messages import DraftCall
 from engine.sampling_params import SamplingParams
 from engine.wire import Decoder, encode
@@ -30,8 +36,9 @@ class DraftingCell:
         self.draft_calls: list[DraftCall] = []
         self.metrics = CellMetrics()
         self.shell = SchedulerShell(config, self.metrics, lambda name: None, lambda name: None)
-        verify = Decoder(VerifyCall)
+        verify, self.cores = Decoder(VerifyCall), CoreKeeping(config)
         workers = SimpleNamespace(
+            cores=self.cores,
             send_verify=lambda data: self._sent("verify", verify.decode(data)),
             send_draft=lambda name, call: self.drafter.draft(call) if in_place else self._sent("draft", call),
         )
@@ -50,9 +57,11 @@ class DraftingCell:
         else:
             self.draft_calls.append(call)
 
-    def submit(self, name: str) -> None:
+    def submit(self, name: str, speculation: str = "auto") -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=30)
-        self.shell.told("fe", Submit(request_id=name, prompt=[1, 2, 3], sampling=sampling))
+        mode = Speculation(mode=speculation)
+        submitted = Submit(request_id=name, prompt=[1, 2, 3], sampling=sampling, speculation=mode)
+        self.shell.told("fe", submitted)
 
     def verify(self) -> None:
         self.shell.verified(0, encode(self.target.step(self.verify_calls.pop(0))))
@@ -148,3 +157,42 @@ def test_what_is_drafted_elsewhere_is_asked_for_before_clients_are_told() -> Non
     cell.order.clear()
     cell.verify()
     assert cell.order == ["draft", "told"]
+
+
+@pytest.mark.parametrize("can_choose", [True, False])
+def test_the_scheduler_leaves_the_targets_core_while_steps_are_sent_ahead(
+    can_choose: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It and the target work at the same time then: on one core plain steps took a sixth longer."""
+    everywhere = usable_cores()
+    core = min(everywhere, default=0)
+
+    async def claimed(num_ranks: int, num_drafters: int) -> int | None:
+        return core if can_choose else None
+
+    monkeypatch.setattr(core_keeping, "this_node", lambda: "here")
+    target: Any = SimpleNamespace(
+        actors=[SimpleNamespace(claim_core=SimpleNamespace(remote=claimed))], where=[("here", "")]
+    )
+    cell = DraftingCell()
+    on_core = frozenset({core}) if can_choose and everywhere else everywhere
+    try:
+        asyncio.run(cell.cores.settle(target, {VERIFIER: target}))
+        assert usable_cores() == on_core
+        cell.submit("plain", speculation="off")
+        assert len(cell.verify_calls) == 2, "one is sent ahead"
+        assert usable_cores() == on_core, "who knows whether more are"
+        cell.verify()
+        assert usable_cores() == everywhere
+        cell.submit("drafted for")
+        for _ in range(20):
+            assert usable_cores() == everywhere
+            if cell.draft_calls:
+                cell.draft()  # it reads the prompt
+            else:
+                cell.verify()
+            if any(item.plan.depth for call in cell.draft_calls for item in call.items):
+                break
+        assert usable_cores() == on_core
+    finally:
+        keep_to(everywhere)
