@@ -20,7 +20,7 @@ from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of, resolve_device, seconds_of, synchronize
 from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
+from engine.llama_weights import AnyLinear, FeedForward, LlamaLayer, LlamaWeights
 from engine.quantization import Quantization
 from engine.quantized_linear import make_linear
 from engine.rounding import rounded
@@ -111,8 +111,9 @@ def random_weights(
             LlamaLayer(
                 qkv=linear(query + 2 * keys, sizes.hidden),
                 out=linear(sizes.hidden, query),
-                gate_up=linear(2 * sizes.units, sizes.hidden),
-                down=linear(sizes.hidden, sizes.units),
+                mlp=FeedForward(
+                    gate_up=linear(2 * sizes.units, sizes.hidden), down=linear(sizes.hidden, sizes.units)
+                ),
                 head_norms=None,
             )
             for _ in range(sizes.layers)

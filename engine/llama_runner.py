@@ -16,7 +16,8 @@ from engine.capturable import Computed
 from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import to_device
 from engine.gated import gate, gate_by_triton
-from engine.llama_weights import AnyLinear, LlamaWeights
+from engine.llama_weights import AnyLinear, FeedForward, LlamaWeights
+from engine.mixture import Mixture
 from engine.norms import PendingNorm, normalised_by_triton
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.triton_attention import TritonAttention
@@ -66,6 +67,7 @@ class LlamaRunner:
             max_tokens=weights.max_tokens,
             num_layers=len(weights.layers),
             kv_bytes_per_token=self._attention.bytes_per_token,
+            expert_share=weights.expert_share,
         )
         self._final = weights.embedding.new_zeros(0, weights.embedding.shape[1])
         self._feature_layers: tuple[int, ...] = ()
@@ -209,13 +211,17 @@ class LlamaRunner:
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
                 if adapted is not None:
                     adapted.select(selected)
-            x = self._added(layer.out, x, mixed)
-            given, norm = self._given(x, layer.gate_up)
-            both = layer.gate_up(given)
-            gated = gate(both) if self._triton is None else gate_by_triton(both, norm)
-            x = self._added(layer.down, x, gated)
+            x = self._fed(layer.mlp, self._added(layer.out, x, mixed))
         final = self._normalised(x)
         return Computed(weights.head(final), final, features)
+
+    def _fed(self, mlp: FeedForward | Mixture, x: torch.Tensor) -> torch.Tensor:
+        """`x`, which nobody reads any more, plus what a feed-forward layer makes of it."""
+        if isinstance(mlp, Mixture):
+            return self._summed(mlp(self._normalised(x, mlp.gain))).add_(x)
+        given, norm = self._given(x, mlp.gate_up)
+        both = mlp.gate_up(given)
+        return self._added(mlp.down, x, gate(both) if self._triton is None else gate_by_triton(both, norm))
 
     def _stored(
         self, plan: PaddedPlan, layer: int, qkv: torch.Tensor, turn: torch.Tensor, norm: PendingNorm | None
@@ -314,12 +320,15 @@ class LlamaRunner:
 
     def _added(self, linear: AnyLinear, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """`x`, which nobody reads any more, plus `linear` of `y`, whose units are spread over the ranks."""
-        group = self._weights.group
-        if group is None:
+        if self._weights.group is None:
             return linear.add_to(x, y)
-        partial = linear(y)
-        torch.distributed.all_reduce(partial, group=group)
-        return partial.add_(x)
+        return self._summed(linear(y)).add_(x)
+
+    def _summed(self, partial: torch.Tensor) -> torch.Tensor:
+        """`partial`, the ranks' sum of it."""
+        if self._weights.group is not None:
+            torch.distributed.all_reduce(partial, group=self._weights.group)
+        return partial
 
     def _to_device(self, indices: Int32) -> torch.Tensor:
         return to_device(torch.from_numpy(indices), self._weights.device)

@@ -15,6 +15,8 @@ from engine.adapter_files import Adapter, LowRank
 from engine.context_length import longest_sequence
 from engine.linear import Linear
 from engine.llama_adapters import LlamaAdapters, Part
+from engine.mixture import Mixture
+from engine.mixture_weights import MIXTURES, expert_share, is_mixture, mixture_of, units_of
 from engine.quantized_linear import QuantizedLinear, make_linear
 from engine.rotary import paired, rotation_table
 from engine.runner_options import RunnerOptions
@@ -24,7 +26,7 @@ from engine.weight_parts import Weight, columns, joined, rows, weight_of, widene
 if TYPE_CHECKING:  # importing it takes longer than all else of a start that does without
     from transformers import PreTrainedModel
 
-_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"}) | MIXTURES
 # Rotary variants whose angles depend on the position alone; the others change with the sequence length.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -33,17 +35,24 @@ AnyLinear = Linear | QuantizedLinear | AdaptedLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FeedForward:
+    """A layer's feed-forward network: `gate_up` yields gate then up."""
+
+    gate_up: AnyLinear
+    down: AnyLinear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LlamaLayer:
     """One layer: linear maps with the scales of the norm before them, but for quantized ones (`gain`).
 
-    `qkv` yields query heads, key heads, value heads; `gate_up` yields gate then up. `head_norms`
-    [query and key heads, head_dim] are the scales of Qwen3's norms of queries and keys, else None.
+    `qkv` yields query heads, key heads, value heads. `head_norms` [query and key heads, head_dim] are the
+    scales of Qwen3's norms of queries and keys, else None.
     """
 
     qkv: AnyLinear
     out: AnyLinear
-    gate_up: AnyLinear
-    down: AnyLinear
+    mlp: FeedForward | Mixture
     head_norms: torch.Tensor | None
 
 
@@ -60,6 +69,7 @@ class LlamaWeights:
             `rms_norm` or Triton: on GPUs, and where `dtype` is too coarse for the shortcut.
         group: ranks the model is spread over; None for a single one.
         adapters: which adapter each row has; None where there are none.
+        expert_share: of a layer's experts, how many each row is sent to; 0 for a model without any.
     """
 
     layers: list[LlamaLayer]
@@ -79,6 +89,7 @@ class LlamaWeights:
     device: torch.device
     group: ProcessGroup | None = None
     adapters: AdapterRows | None = None
+    expert_share: float = 0.0
 
 
 def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
@@ -130,7 +141,7 @@ def load_llama_weights(
     sizes = {
         "attention heads": config.num_attention_heads,
         "key-value heads": config.num_key_value_heads,
-        "feed-forward units": config.intermediate_size,
+        **{f"feed-forward units (`{name}`)": size for name, size in units_of(config).items()},
     }
     for name, size in sizes.items():
         if size % world_size:
@@ -181,6 +192,7 @@ def load_llama_weights(
             device=device,
             group=group if world_size > 1 else None,
             adapters=None if layouts is None else layouts.rows,
+            expert_share=expert_share(config),
         )
 
 
@@ -239,10 +251,6 @@ class _Share:
                 self.kv_heads, -1
             )
             norms = torch.cat([query_scale, key_scale]).contiguous()
-        gate_up = joined([self._units_of(weight_of(one)) for one in (mlp.gate_proj, mlp.up_proj)], self.dtype)
-        gate_up_bias = None
-        if mlp.gate_proj.bias is not None:
-            gate_up_bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
         name = f"model.layers.{index}"
         return LlamaLayer(
             qkv=self._linear(
@@ -256,17 +264,29 @@ class _Share:
                 ],
             ),
             out=self._row_split(f"{name}.self_attn.o_proj", attention.o_proj),
+            mlp=self._mlp(f"{name}.mlp", mlp, _scale(layer.post_attention_layernorm, gain)),
+            head_norms=norms,
+        )
+
+    def _mlp(self, name: str, mlp: Any, scale: torch.Tensor) -> FeedForward | Mixture:
+        if is_mixture(mlp):
+            return mixture_of(mlp, scale, self._units, self.device)
+        projections = {"gate_proj": mlp.gate_proj, "up_proj": mlp.up_proj}
+        weights = {one: weight_of(linear) for one, linear in projections.items()}
+        bias = None
+        if mlp.gate_proj.bias is not None:
+            bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
+        return FeedForward(
             gate_up=self._linear(
-                gate_up,
-                gate_up_bias,
-                _scale(layer.post_attention_layernorm, gain),
+                joined([self._units_of(weight) for weight in weights.values()], self.dtype),
+                bias,
+                scale,
                 [
-                    Part.of(f"{name}.mlp.{one}", weight_of(getattr(mlp, one)), _outputs(self._units_of))
-                    for one in ("gate_proj", "up_proj")
+                    Part.of(f"{name}.{one}", weight, _outputs(self._units_of))
+                    for one, weight in weights.items()
                 ],
             ),
-            down=self._row_split(f"{name}.mlp.down_proj", mlp.down_proj),
-            head_norms=norms,
+            down=self._row_split(f"{name}.down_proj", mlp.down_proj),
         )
 
     def _linear(
@@ -297,8 +317,8 @@ class _Share:
         size = weight.shape[0] // self.world_size
         return rows(weight, slice(self.rank * size, (self.rank + 1) * size)).to(self.device)
 
-    def _units(self, bias: torch.Tensor) -> torch.Tensor:
-        return bias.chunk(self.world_size)[self.rank].to(self.device)
+    def _units(self, of_units: torch.Tensor) -> torch.Tensor:
+        return of_units.chunk(self.world_size)[self.rank].to(self.device)
 
     def _row_split(self, name: str, linear: Any) -> AnyLinear:
         # Outputs are summed over the ranks, so only one of them may add the bias.

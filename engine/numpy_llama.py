@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
+from engine.llama_weights import AnyLinear, FeedForward, LlamaLayer, LlamaWeights
 from engine.runner import KeyTokens, ModelRunner, ModelShape, Segment
 
 Float32 = NDArray[np.float32]
@@ -33,10 +33,12 @@ def in_numpy(runner: ModelRunner) -> ModelRunner:
     weights = runner.weights
     is_plain = weights.group is None and weights.norm_floor is not None  # one process, float32
     on_host = weights.device.type == "cpu"
-    if not on_host or not is_plain or any(layer.head_norms is not None for layer in weights.layers):
+    layers = [(layer, layer.mlp) for layer in weights.layers]
+    networks = [mlp for layer, mlp in layers if isinstance(mlp, FeedForward) and layer.head_norms is None]
+    if not on_host or not is_plain or len(networks) < len(layers):
         return runner
     hidden = weights.embedding.shape[1]
-    size = sum(_num_weights(layer, hidden, weights) for layer in weights.layers)
+    size = sum(_num_weights(mlp, hidden, weights) for mlp in networks)
     most_rows = MOST_PRODUCTS // size
     return NumpyLlamaRunner(runner, most_rows) if most_rows else runner
 
@@ -216,8 +218,9 @@ def _layer(layer: LlamaLayer, hidden: int, heads: int, scale: float) -> _Layer:
     if qkv_bias is not None:
         qkv_bias[:heads] *= np.float32(scale)
     out, out_bias = _matrix(layer.out, heads)
-    gate_up, gate_up_bias = _matrix(layer.gate_up, hidden)
-    down, down_bias = _matrix(layer.down, gate_up.shape[1] // 2)
+    assert isinstance(layer.mlp, FeedForward)
+    gate_up, gate_up_bias = _matrix(layer.mlp.gate_up, hidden)
+    down, down_bias = _matrix(layer.mlp.down, gate_up.shape[1] // 2)
     return _Layer(qkv, out, gate_up, down, (qkv_bias, out_bias, gate_up_bias, down_bias))
 
 
@@ -229,8 +232,8 @@ def _matrix(linear: AnyLinear, inputs: int) -> tuple[Float32, Float32 | None]:
     return matrix.numpy().copy(), bias.numpy()[0].copy() if bool(bias.any()) else None
 
 
-def _num_weights(layer: LlamaLayer, hidden: int, weights: LlamaWeights) -> int:
+def _num_weights(mlp: FeedForward, hidden: int, weights: LlamaWeights) -> int:
     query, keys = weights.heads * weights.head_dim, 2 * weights.kv_heads * weights.head_dim
     with torch.inference_mode():
-        width = layer.gate_up(torch.zeros(1, hidden, device="cpu")).shape[1]
+        width = mlp.gate_up(torch.zeros(1, hidden, device="cpu")).shape[1]
     return hidden * (query + keys) + query * hidden + hidden * width + hidden * width // 2

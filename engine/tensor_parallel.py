@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
+from engine.mixture_weights import units_of
 from engine.unsupported_model import UnsupportedModel
 
 
@@ -95,11 +96,12 @@ def check_divisible(config: Any, world_size: int, *, is_lean: bool = False) -> N
                 f"{number} {name} cannot be divided over {world_size} ranks; "
                 f"the number of ranks must divide {kv_heads}"
             )
-    if is_lean and text.intermediate_size % world_size:
-        raise UnsupportedModel(
-            f"{text.intermediate_size} feed-forward units (`intermediate_size`) cannot be divided over "
-            f"{world_size} ranks by the lean runner: use a number of ranks that divides them, or `runner: hf`"
-        )
+    for name, size in units_of(text).items() if is_lean else ():
+        if size % world_size:
+            raise UnsupportedModel(
+                f"{size} feed-forward units (`{name}`) cannot be divided over {world_size} ranks by the lean "
+                "runner: use a number of ranks that divides them, or `runner: hf`"
+            )
     if text.model_type == "cohere" and getattr(text, "use_qk_norm", False):
         # Its norms have a row of scales per head, and Transformers' plan leaves all of them on every rank.
         raise UnsupportedModel(

@@ -21,6 +21,7 @@ from engine.hf_adapters import adapted
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share, why_not_lean
+from engine.mixture_weights import expert_share, why_not_experts
 from engine.model_config import read_config, refused
 from engine.plain_model import put_beside, read_model
 from engine.quantization import route_of
@@ -66,7 +67,7 @@ def load_through_transformers(
     config = _configuration(directory, options)
     world_size = options.world_size
     with refused(directory):
-        obstacle = why_not_lean(config, max_tokens=options.max_tokens)
+        obstacle = why_not_lean(config, max_tokens=options.max_tokens) or why_not_experts(config, device)
         lean = obstacle is None and options.runner != "hf"
         if world_size > 1:
             check_divisible(config, world_size, is_lean=lean)
@@ -131,7 +132,9 @@ def load_through_transformers(
         if lean:
             checkpoint = Checkpoint(directory)
             source: PreTrainedModel | StoredLlama = model
-            if not is_quantized and StoredLlama.is_readable(checkpoint, model):
+            # Of experts, files and Transformers' modules have other names.
+            is_plain = not is_quantized and not expert_share(config)
+            if is_plain and StoredLlama.is_readable(checkpoint, model):
                 # As it will be read when it is known to pass: what is compared is what will serve then.
                 stored = StoredConfig.of(model)
                 stays = device.type == "cpu"

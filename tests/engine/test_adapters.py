@@ -16,7 +16,7 @@ from engine.adapted_linear import adapters_on
 from engine.adapter_files import read_adapter
 from engine.cuda_graphs import GraphedRunner
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import load_llama_weights
+from engine.llama_weights import FeedForward, load_llama_weights
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.runner import ModelRunner, Segment
 from tests.engine import tiny_adapters, tiny_models
@@ -298,4 +298,5 @@ def test_an_adapter_adds_nothing_where_it_has_no_layers(tmp_path: Path) -> None:
     path = tiny_adapters.write(model, tmp_path / "one", seed=1, targets=("gate_proj",))
     weights = load_llama_weights(tiny_models.build("llama"), adapters=[read_adapter("one", path)])
     assert type(weights.layers[0].qkv).__name__ == "Linear"
-    assert type(weights.layers[0].gate_up).__name__ == "AdaptedLinear"
+    assert isinstance(weights.layers[0].mlp, FeedForward)
+    assert type(weights.layers[0].mlp.gate_up).__name__ == "AdaptedLinear"

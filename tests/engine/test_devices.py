@@ -20,11 +20,13 @@ from engine.devices import (
     seconds_of,
     see_only_gpu,
 )
+from engine.experts import Expert, SeparateExperts
 from engine.gpu_sharing import why_by_turns
 from engine.kv_budget import KVBudget, NotEnoughMemory
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import load_llama_weights
+from engine.llama_weights import FeedForward, load_llama_weights
 from engine.loading import UnsupportedModel, load_runner
+from engine.mixture import TopRouter
 from tests.engine import tiny_models
 from tests.engine.test_static_forwards import batch
 
@@ -106,14 +108,22 @@ def test_too_little_memory_says_what_is_needed_and_what_is_free() -> None:
 def test_weights_go_to_the_device_named_and_the_model_stays() -> None:
     """`meta` stands in for a GPU: every tensor of a rank's share must be on it, and none of the model's."""
     meta = torch.device("meta")
-    for name in ("llama_bias", "qwen3"):
+    for name in ("llama_bias", "qwen3", "qwen2_moe"):
         model = tiny_models.build(name)
         weights = load_llama_weights(model, device=meta)
-        linears = [
-            weights.head,
-            *(getattr(la, n) for la in weights.layers for n in ("qkv", "out", "gate_up", "down")),
-        ]
+        linears = [weights.head, *(getattr(layer, n) for layer in weights.layers for n in ("qkv", "out"))]
         tensors = [weights.embedding, weights.head_scale, weights.rotation, weights.norm_floor]
+        networks: list[FeedForward | Expert] = []
+        for layer in weights.layers:
+            if isinstance(layer.mlp, FeedForward):
+                networks.append(layer.mlp)
+                continue
+            assert isinstance(layer.mlp.experts, SeparateExperts)
+            assert isinstance(layer.mlp.router, TopRouter)
+            assert layer.mlp.shared is not None
+            networks += [*layer.mlp.experts._experts, layer.mlp.shared.expert]
+            tensors += [layer.mlp.router.weight, layer.mlp.shared.gate, layer.mlp.gain]
+        linears += [getattr(network, n) for network in networks for n in ("gate_up", "down")]
         tensors += [layer.head_norms for layer in weights.layers]
         tensors += [
             getattr(linear, part) for linear in linears for part in ("_bias", "_packed", "_transposed")

@@ -32,6 +32,7 @@ CASES: list[tuple[str, RunnerKind]] = [
     ("llama_bias", "lean"),
     ("qwen3", "hf"),
     ("gemma3_window", "hf"),
+    ("qwen2_moe", "lean"),
     ("fp8", "lean"),
     ("integers", "lean"),
     ("ordered", "lean"),
@@ -50,7 +51,7 @@ def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], i
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     parent = tmp_path_factory.mktemp("models")
-    found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:3]]
+    found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:4]]
     adapted = tiny_models.write("qwen2", parent / "adapted")
     integer_models.write("qwen3", "packed-asymmetric", parent / "integers")
     integer_models.write("llama_bias", "gptq-ordered", parent / "ordered")

@@ -40,6 +40,12 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+_MORE_EXPERTS: dict[str, Any] = {
+    **_EXPERTS,
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+}
 _ALTERNATING = ["sliding_attention", "full_attention"]
 _LONGROPE = {
     "rope_type": "longrope",
@@ -62,6 +68,10 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    # One layer of two is a mixture; with an expert for all rows; probabilities that are not scaled.
+    "qwen2_moe": ("Qwen2Moe", {**_MORE_EXPERTS, "mlp_only_layers": [0]}),
+    "qwen3_moe": ("Qwen3Moe", {**_MORE_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
     "mistral_window": ("Mistral", {"sliding_window": 64}),
     "gemma3_window": ("Gemma3Text", {"head_dim": 16, "sliding_window": 64, "layer_types": _ALTERNATING}),
     "gemma2_window": (

@@ -1,0 +1,147 @@
+"""Experts of a mixture all at once, by Triton: nothing of it waits for the host, so it can be captured."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from engine.padded_segments import power_of_two
+
+#: Up to so many pairs of a row and an expert are put in order in one launch.
+MOST_AT_ONCE = 4096
+_SUM_BLOCK = 1024
+
+
+class Tile(NamedTuple):
+    """What a program computes: pairs of a row and an expert by outputs, `inputs` at a time.
+
+    `warps` of it share the work, on tiles of inputs of which `stages` are under way.
+    """
+
+    pairs: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+# Few pairs read weights and hardly compute: small tiles, so that many are under way.
+_TILES = (Tile(16, 64, 64, 4, 4), Tile(32, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 8, 3))
+# In float32, exact and slow.
+_FLOAT32_TILES = (Tile(16, 64, 32, 4, 2), Tile(32, 64, 32, 4, 2))
+
+
+def tile_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """The tile for so many pairs, spread over the experts."""
+    tiles = _FLOAT32_TILES if dtype == torch.float32 else _TILES
+    each = -(-num_pairs // num_experts)
+    return next((tile for tile in tiles if each <= tile.pairs), tiles[-1])
+
+
+class TritonRouter:
+    """`engine.mixture.Router` to the experts of the highest probabilities, in two launches."""
+
+    def __init__(self, weight: torch.Tensor, per_row: int, *, sums_to_one: bool) -> None:
+        """See `engine.mixture.TopRouter`."""
+        self._weight, self._per_row, self._sums_to_one = weight, per_row, sums_to_one
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For `x` [rows, hidden] int32 [rows, experts per row], and what they count for, float32."""
+        kernels: Any = importlib.import_module("engine.expert_kernels")
+        logits, rows, experts = F.linear(x, self._weight), len(x), len(self._weight)
+        chosen = torch.empty(rows, self._per_row, dtype=torch.int32, device=x.device)
+        weights = torch.empty(rows, self._per_row, dtype=torch.float32, device=x.device)
+        if rows:
+            kernels.route[(rows,)](
+                logits,
+                chosen,
+                weights,
+                experts,
+                PER_ROW=self._per_row,
+                EXPERTS=power_of_two(experts),
+                SUMS_TO_ONE=self._sums_to_one,
+                num_warps=1,
+            )
+        return chosen, weights
+
+
+class GroupedExperts:
+    """`engine.experts.Experts` whose matrices lie in one tensor each."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        """Of `gate_up` [experts, 2 * units, hidden], gates first, and `down` [experts, hidden, units]."""
+        self._gate_up, self._down = gate_up.contiguous(), down.contiguous()
+
+    def __call__(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, tile: Tile | None = None
+    ) -> torch.Tensor:
+        """See `Experts`; `chosen` of int32. `tile` is by default the one for so many rows."""
+        kernels: Any = importlib.import_module("engine.expert_kernels")
+        experts, hidden, units = self._down.shape
+        rows, per_row = chosen.shape
+        num_pairs = rows * per_row
+        out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+        if not rows:
+            return out
+        tile = tile_of(num_pairs, experts, x.dtype) if tile is None else tile
+        groups = _grouped(chosen, experts)
+        # Each expert with rows has one block at most that is not full.
+        blocks = min(num_pairs, num_pairs // tile.pairs + min(experts, num_pairs))
+        sizes = {"EXPERTS": power_of_two(experts), "BLOCK": tile.pairs}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        gated = x.new_empty(num_pairs, units)
+        kernels.gate_and_up[blocks, -(-units // tile.outputs)](
+            x,
+            self._gate_up,
+            *groups,
+            gated,
+            experts,
+            units,
+            hidden,
+            x.stride(0),
+            PER_ROW=per_row,
+            UNITS=tile.outputs,
+            INPUTS=tile.inputs,
+            **sizes,
+            **options,
+        )
+        parts = x.new_empty(num_pairs, hidden)
+        kernels.down[blocks, -(-hidden // tile.outputs)](
+            gated,
+            self._down,
+            *groups,
+            weights,
+            parts,
+            experts,
+            hidden,
+            units,
+            OUTPUTS=tile.outputs,
+            UNITS=tile.inputs,
+            **sizes,
+            **options,
+        )
+        size = rows * hidden
+        kernels.add_up[(-(-size // _SUM_BLOCK),)](
+            parts, out, size, hidden, PER_ROW=per_row, BLOCK=_SUM_BLOCK, num_warps=4
+        )
+        return out
+
+
+def _grouped(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs in the order of experts, and how many there are of all experts up to each; int32."""
+    num_pairs = chosen.numel()
+    if num_pairs <= MOST_AT_ONCE:
+        kernels: Any = importlib.import_module("engine.expert_kernels")
+        order = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
+        pairs_until = torch.empty(experts, dtype=torch.int32, device=chosen.device)
+        kernels.group[(experts,)](
+            chosen, order, pairs_until, num_pairs, PAIRS=max(128, power_of_two(num_pairs)), num_warps=4
+        )
+        return order, pairs_until
+    in_order, order = chosen.reshape(-1).sort(stable=True)
+    numbers = torch.arange(experts, dtype=chosen.dtype, device=chosen.device)
+    pairs_until = torch.searchsorted(in_order, numbers, right=True, out_int32=True)
+    return order.to(torch.int32), pairs_until

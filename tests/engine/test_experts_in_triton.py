@@ -1,0 +1,151 @@
+"""Experts in Triton, run by its interpreter on a CPU, against each expert by itself; and what they compile to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import grouped_experts
+from engine.experts import Expert, SeparateExperts
+from engine.grouped_experts import GroupedExperts, Tile, TritonRouter, tile_of
+from engine.linear import Linear
+from engine.mixture import TopRouter
+from tests.engine.compiling import Kernel, compiled
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has these kernels on the GPU")
+some = settings(max_examples=15, deadline=None)
+#: Experts, of a row, rows, hidden, units: tiles that are full and that are not.
+sizes = st.tuples(
+    st.integers(1, 9), st.integers(1, 4), st.integers(1, 40), st.integers(4, 70), st.integers(4, 70)
+)
+HALF = torch.float16
+
+
+@some
+@given(st.integers(1, 70), st.integers(1, 8), st.integers(1, 5), st.booleans(), st.booleans())
+def test_rows_are_sent_to_the_likeliest_experts(
+    num_experts: int, per_row: int, rows: int, sums_to_one: bool, is_half: bool
+) -> None:
+    per_row = min(per_row, num_experts)
+    generator = torch.Generator().manual_seed(num_experts * per_row)
+    dtype = HALF if is_half else torch.float32
+    x, weight = (torch.randn(n, 12, generator=generator).to(dtype) for n in (rows, num_experts))
+    chosen, weights = TritonRouter(weight, per_row, sums_to_one=sums_to_one)(x)
+    expected, by = TopRouter(weight, per_row, sums_to_one=sums_to_one)(x)
+    assert chosen.dtype == torch.int32
+    torch.testing.assert_close(weights, by)
+    # Of equal probabilities either is right.
+    logits = torch.nn.functional.linear(x, weight)
+    assert torch.equal(logits.gather(1, chosen.long()), logits.gather(1, expected))
+    assert all(len(set(row)) == per_row for row in chosen.tolist())
+
+
+def test_of_equal_experts_the_first_are_taken() -> None:
+    chosen, weights = TritonRouter(torch.zeros(5, 4), 3, sums_to_one=True)(torch.ones(2, 4))
+    assert chosen.tolist() == [[0, 1, 2]] * 2
+    torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
+
+
+@some
+@given(sizes, st.sampled_from([torch.float32, HALF]), st.booleans())
+def test_experts_all_at_once_are_each_by_itself(
+    size: tuple[int, int, int, int, int], dtype: torch.dtype, are_many: bool
+) -> None:
+    num_experts, per_row, rows, hidden, units = size
+    per_row = min(per_row, num_experts)
+    generator = torch.Generator().manual_seed(sum(size))
+    gate_up = torch.randn(num_experts, 2 * units, hidden, generator=generator).mul_(hidden**-0.5).to(dtype)
+    down = torch.randn(num_experts, hidden, units, generator=generator).mul_(units**-0.5).to(dtype)
+    x = torch.randn(rows, hidden, generator=generator).to(dtype)
+    router = TopRouter(
+        torch.randn(num_experts, hidden, generator=generator).to(dtype), per_row, sums_to_one=False
+    )
+    chosen, weights = router(x)
+    alone = SeparateExperts(
+        [Expert(Linear(a), Linear(b)) for a, b in zip(gate_up.float(), down.float(), strict=True)]
+    )
+    expected = alone(x.float(), chosen, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        if are_many:  # then pairs are sorted, and tiles larger
+            patch.setattr(grouped_experts, "MOST_AT_ONCE", 0)
+        tile = Tile(32, 32, 16, 4, 2) if are_many else None
+        got = GroupedExperts(gate_up, down)(x, chosen.int(), weights, tile=tile)
+    assert got.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
+    torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_rows_that_lie_apart_and_no_rows_at_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    experts = GroupedExperts(
+        torch.randn(3, 16, 8, generator=generator), torch.randn(3, 8, 8, generator=generator)
+    )
+    wide = torch.randn(4, 20, generator=generator)
+    chosen, weights = torch.tensor([[0], [2], [2], [1]], dtype=torch.int32), torch.ones(4, 1)
+    apart = experts(wide[:, :8], chosen, weights)
+    torch.testing.assert_close(apart, experts(wide[:, :8].contiguous(), chosen, weights))
+    assert experts(wide[:0, :8], chosen[:0], weights[:0]).shape == (0, 8)
+    assert TritonRouter(torch.ones(3, 8), 1, sums_to_one=True)(wide[:0, :8])[0].shape == (0, 1)
+
+
+def kernel(name: str, tile: Tile, dtype: str, arch: int) -> Kernel:
+    """Of Qwen3-30B-A3B's experts."""
+    groups = {"order": "*i32", "pairs_until": "*i32"}
+    constants: dict[str, Any] = {"EXPERTS": 128, "BLOCK": tile.pairs}
+    matrices = {"x": f"*{dtype}", "matrices": f"*{dtype}"}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "arch": arch}
+    if name == "down":
+        types = matrices | groups | {"weights": "*fp32", "out": f"*{dtype}"}
+        numbers = ("num_experts", "outputs", "units")
+        constants |= {"OUTPUTS": tile.outputs, "UNITS": tile.inputs}
+    else:
+        types = matrices | groups | {"out": f"*{dtype}"}
+        numbers = ("num_experts", "units", "inputs", "x_stride")
+        constants = {"PER_ROW": 8, **constants, "UNITS": tile.outputs, "INPUTS": tile.inputs}
+    return f"engine.expert_kernels.{name}", types | dict.fromkeys(numbers, "i32"), constants, options
+
+
+def test_tiles_keep_to_registers_and_loads_are_under_way() -> None:
+    """Compiled for Hopper and Ampere: no spills, weights fetched while others are multiplied, two to a processor."""
+    pairs_each = (1, 16, 17, 64, 65, 500)
+    assert [tile_of(128 * each, 128, torch.bfloat16).pairs for each in pairs_each] == [
+        16,
+        16,
+        32,
+        64,
+        128,
+        128,
+    ]
+    assert [tile_of(128 * each, 128, torch.float32).pairs for each in pairs_each] == [16, 16, 32, 32, 32, 32]
+    usual, exact = grouped_experts._TILES, grouped_experts._FLOAT32_TILES
+    tiles = [(90, "bf16", tile) for tile in usual] + [(80, "bf16", usual[-1]), (90, "fp32", exact[-1])]
+    cases = [
+        (arch, kernel(name, tile, dtype, arch))
+        for arch, dtype, tile in tiles
+        for name in ("gate_and_up", "down")
+    ]
+    for (arch, _), found in zip(cases, compiled([one for _, one in cases]), strict=True):
+        assert found.spilled == 0
+        assert "cp.async" in found.ptx
+        assert found.fitting({90: 227, 80: 164}[arch] << 10) >= 2
+
+
+def test_what_puts_pairs_in_order_keeps_to_registers() -> None:
+    route = {"logits": "*bf16", "chosen": "*i32", "weights": "*fp32", "num_experts": "i32"}
+    group = {"chosen": "*i32", "order": "*i32", "pairs_until": "*i32", "num_pairs": "i32"}
+    most = {"PAIRS": grouped_experts.MOST_AT_ONCE}
+    cases: list[Kernel] = [
+        (
+            "engine.expert_kernels.route",
+            route,
+            {"PER_ROW": 8, "EXPERTS": 256, "SUMS_TO_ONE": True},
+            {"num_warps": 1},
+        ),
+        ("engine.expert_kernels.group", group, most, {"num_warps": 4}),
+    ]
+    assert [found.spilled for found in compiled(cases)] == [0, 0]
