@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from engine.separated_experts import SeparatedExperts
+
 
 @dataclass(slots=True)
 class Routing:
@@ -49,6 +51,8 @@ def routing_of(model: torch.nn.Module) -> Iterator[Routing]:
 
 
 def _holds_experts(module: torch.nn.Module) -> bool:
+    if isinstance(module, SeparatedExperts):
+        return True
     count = getattr(module, "num_experts", None)
     own = [weight for weight in module.parameters(recurse=False) if weight.dim() == 3]
     return isinstance(count, int) and bool(own) and all(len(weight) == count for weight in own)

@@ -270,7 +270,7 @@ class _Share:
 
     def _mlp(self, name: str, mlp: Any, scale: torch.Tensor) -> FeedForward | Mixture:
         if is_mixture(mlp):
-            return mixture_of(mlp, scale, self._units, self.device)
+            return mixture_of(mlp, scale, self._units_of, self._inputs_of, self.device)
         projections = {"gate_proj": mlp.gate_proj, "up_proj": mlp.up_proj}
         weights = {one: weight_of(linear) for one, linear in projections.items()}
         bias = None

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from engine.experts import Expert, Experts, SeparateExperts
 from engine.grouped_experts import GroupedExperts, TritonRouter
-from engine.linear import Linear
 from engine.mixture import Mixture, Router, SharedExpert, TopRouter
+from engine.quantized_linear import make_linear
 from engine.triton_support import runs_triton, why_not_triton
+from engine.weight_parts import Weight, joined, weight_of, widened
 
 #: Model types whose feed-forward layers, or some of them, are mixtures that `mixture_of` takes.
 MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
 
-Units = Callable[[torch.Tensor], torch.Tensor]
-"""Cuts one rank's rows out of [units, inputs], and puts them where it computes."""
+Cut = Callable[[Weight], Weight]
+"""Cuts one rank's outputs, or inputs, out of a matrix, and puts them where it computes."""
 
 
 def units_of(config: Any) -> dict[str, int]:
@@ -59,43 +60,54 @@ def is_mixture(mlp: Any) -> bool:
     return hasattr(mlp, "experts")
 
 
-def mixture_of(mlp: Any, gain: torch.Tensor, units: Units, device: torch.device) -> Mixture:
+def mixture_of(mlp: Any, gain: torch.Tensor, units: Cut, inputs: Cut, device: torch.device) -> Mixture:
     """The mixture that a Transformers module of one of `MIXTURES` is, or one rank's share of its units.
 
     Args:
         mlp: the module.
         gain: [hidden], what normalised rows are multiplied by before.
-        units: see `Units`.
+        units: cuts this rank's units out of matrices [units, inputs].
+        inputs: the same of matrices [outputs, units].
         device: where it is to be.
     """
-    weight, sums_to_one = mlp.gate.weight.detach().to(device), getattr(mlp.gate, "norm_topk_prob", True)
+    weight, per_row = mlp.gate.weight.detach().to(device), mlp.gate.top_k
+    sums_to_one, dtype = getattr(mlp.gate, "norm_topk_prob", True), weight.dtype
     shared = None
     if getattr(mlp, "shared_expert", None) is not None:
         one = mlp.shared_expert
-        both = torch.cat([one.gate_proj.weight.detach(), one.up_proj.weight.detach()])
-        own_gate = mlp.shared_expert_gate.weight.detach().to(device)
-        shared = SharedExpert(_expert(both, one.down_proj.weight.detach(), units), own_gate)
+        gate, up, down = map(weight_of, (one.gate_proj, one.up_proj, one.down_proj))
+        own_gate = widened(weight_of(mlp.shared_expert_gate), dtype).detach().to(device)
+        shared = SharedExpert(_expert(*_cut(gate, up, down, units, inputs, dtype), dtype), own_gate)
+    cut = [_cut(*matrices, units, inputs, dtype) for matrices in _matrices_of(mlp.experts)]
     router: Router
     experts: Experts
-    matrices = zip(mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach(), strict=True)
     if runs_triton(device):
-        router = TritonRouter(weight, mlp.gate.top_k, sums_to_one=sums_to_one)
-        cut = [_cut(one, other, units) for one, other in matrices]
-        experts = GroupedExperts(
-            torch.stack([one for one, _ in cut]), torch.stack([other for _, other in cut])
-        )
+        router = TritonRouter(weight, per_row, sums_to_one=sums_to_one)
+        wide = [[widened(matrix, dtype) for matrix in of_one] for of_one in zip(*cut, strict=True)]
+        experts = GroupedExperts(*map(torch.stack, wide))
     else:
-        router = TopRouter(weight, mlp.gate.top_k, sums_to_one=sums_to_one)
-        experts = SeparateExperts([_expert(one, other, units) for one, other in matrices])
-    return Mixture(router, experts, shared, gain.to(device, weight.dtype))
+        router = TopRouter(weight, per_row, sums_to_one=sums_to_one)
+        experts = SeparateExperts([_expert(gate_up, down, dtype) for gate_up, down in cut])
+    return Mixture(router, experts, shared, gain.to(device, dtype))
 
 
-def _expert(gate_up: torch.Tensor, down: torch.Tensor, units: Units) -> Expert:
-    both, back = _cut(gate_up, down, units)
-    return Expert(Linear(both), Linear(back))
+def _matrices_of(experts: Any) -> Iterator[tuple[Weight, Weight, Weight]]:
+    """Of each expert the matrices of its gate, of what it gates, and of its output."""
+    if hasattr(experts, "layers_of"):  # `engine.separated_experts`, whose import brings Transformers along
+        for number in range(experts.num_experts):
+            gate, up, down = map(weight_of, experts.layers_of(number))
+            yield gate, up, down
+        return
+    for both, down in zip(experts.gate_up_proj.detach(), experts.down_proj.detach(), strict=True):
+        yield (*both.chunk(2), down)
 
 
-def _cut(gate_up: torch.Tensor, down: torch.Tensor, units: Units) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of [2 * units, hidden] and [hidden, units] one rank's."""
-    both = torch.cat([units(half) for half in gate_up.chunk(2)])
-    return both, units(down.t()).t().contiguous()
+def _cut(
+    gate: Weight, up: Weight, down: Weight, units: Cut, inputs: Cut, dtype: torch.dtype
+) -> tuple[Weight, Weight]:
+    """One rank's share: gates with what they gate, and outputs."""
+    return joined([units(gate), units(up)], dtype), inputs(down)
+
+
+def _expert(gate_up: Weight, down: Weight, dtype: torch.dtype) -> Expert:
+    return Expert(make_linear(gate_up, dtype=dtype), make_linear(down, dtype=dtype))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from engine.integer_formats import from_int8, from_packed, from_qweight
 from engine.integer_module import StoredIntegerLinear
 from engine.quantized_files import DESCRIBED_IN, NOTHING_READ, description_in
 from engine.renaming import renaming_of
+from engine.separated_experts import are_separate, separate
 from engine.stored_layers import StoredLayer, stored_layers
 from engine.stored_linear import StoredLinear, plain_linear
 
@@ -56,7 +58,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
     if trust_remote_code and getattr(config, "auto_map", None):
         return "its code comes with it"
     try:
-        model = _skeleton(config, torch.bfloat16, "eager")
+        model = _skeleton(config, torch.bfloat16, "eager", layers)
     except (ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         return f"Transformers cannot build it: {error}"
     try:
@@ -71,7 +73,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
     unknown = sorted(_used(checkpoint, model) - known)
     expert = next((name for name in unknown if "experts" in name.split(".")), None)
     if expert is not None and expert.rpartition(".")[0] in layers:
-        return f"its experts are quantized (`{expert}`), and quantized experts are not read"
+        return f"its experts are quantized (`{expert}`), and those of {type(model).__name__} are not read so"
     if unknown:
         return f"`{unknown[0]}` is no tensor of the model that Transformers builds"
     linear = {name for name, module in modules.items() if type(module) is nn.Linear}
@@ -114,7 +116,7 @@ def load(
     Raises:
         UnreadableCheckpoint: if a tensor is missing, or has another shape or type.
     """
-    model = _skeleton(config, dtype, attention)
+    model = _skeleton(config, dtype, attention, stored_layers(checkpoint))
     checkpoint = checkpoint.renamed(renaming_of(model))
     layers, directory = stored_layers(checkpoint), checkpoint.directory
     rest = _used(checkpoint, model)
@@ -183,8 +185,11 @@ def without_quantization(config: Any) -> Any:
     return plain
 
 
-def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The model without its weights; the buffers it makes itself are there."""
+def _skeleton(config: Any, dtype: torch.dtype, attention: str, quantized: Collection[str]) -> PreTrainedModel:
+    """The model without its weights; the buffers it makes itself are there.
+
+    Experts have layers of their own where some of those that are `quantized`, by their names, are experts'.
+    """
     plain = without_quantization(config)
     # Random numbers for weights that are not there take most of the time; buffers need what is done to them.
     with init_empty_weights(), no_init_weights():
@@ -194,6 +199,8 @@ def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedMode
     for weight in model.parameters():
         vars(weight)["_is_hf_initialized"] = True
     model.init_weights()
+    if are_separate(quantized):
+        separate(model, quantized, dtype)
     return model
 
 

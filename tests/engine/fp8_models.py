@@ -44,7 +44,7 @@ def write(name: str, format: Format, directory: Path) -> Path:
     tiny_models.write(name, directory)
     file = directory / "model.safetensors"
     tensors = load_file(file)
-    for layer in tiny_models.layers(name):
+    for layer in [*tiny_models.layers(name), *tiny_models.experts_in(tensors)]:
         weight = tensors[f"{layer}.weight"]
         numbers, scales = _in_eight_bits(weight, format)
         tensors[f"{layer}.weight"] = numbers

@@ -47,7 +47,9 @@ def write(name: str, format: Format, directory: Path) -> dict[str, NDArray[np.fl
     file = directory / "model.safetensors"
     tensors = load_file(file)
     meant = {}
-    for layer in tiny_models.layers(name):
+    for layer in [*tiny_models.layers(name), *tiny_models.experts_in(tensors)]:
+        if len(tensors[f"{layer}.weight"]) == 1:  # a gate of one output fills no word
+            continue
         weight = tensors.pop(f"{layer}.weight").numpy()
         made, meant[layer] = _stored(weight, format)
         tensors |= {f"{layer}.{part}": torch.from_numpy(found) for part, found in made.items()}

@@ -306,7 +306,7 @@ def test_an_output_projection_of_eight_bits(tmp_path: Path) -> None:
         load_runner(tied, num_slots=128)
 
 
-def test_experts_of_eight_bits_are_left_to_transformers(tmp_path: Path) -> None:
+def test_experts_of_eight_bits_in_a_model_without_any_are_left_to_transformers(tmp_path: Path) -> None:
     expert = "model.layers.0.mlp.experts.0.up_proj"
     directory = changed(
         fp8_models.write("llama", "fine-grained", tmp_path),
@@ -319,7 +319,7 @@ def test_experts_of_eight_bits_are_left_to_transformers(tmp_path: Path) -> None:
     )
     with pytest.raises(
         UnsupportedModel,
-        match=rf"its experts are quantized \(`{expert}.weight`\), and quantized experts are not read; so its "
+        match=rf"its experts are quantized \(`{expert}.weight`\), and those of LlamaForCausalLM are not read so; so its "
         "weights are left to Transformers, which needs a GPU for them, and it would run on cpu",
     ):
         load_runner(directory, num_slots=128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,11 @@ def layers(name: str) -> list[str]:
     model = build(name)
     head = model.get_output_embeddings()
     return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+
+
+def experts_in(tensors: Collection[str]) -> list[str]:
+    """Names of the linear layers of experts in a checkpoint with these tensors."""
+    return [name.removesuffix(".weight") for name in tensors if ".experts." in name]
 
 
 @functools.cache

@@ -1,0 +1,100 @@
+"""Experts of Transformers models taken apart again, each with linear layers of its own, as checkpoints have them.
+
+Transformers keeps a layer's experts in one tensor of floats. Quantized ones are read into linear layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+# What checkpoints call an expert's gate, what it gates, and its output.
+_NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+
+
+class SeparatedExperts(nn.ModuleList):
+    """A layer's experts, called as Transformers calls its own.
+
+    Attributes:
+        num_experts: how many.
+    """
+
+    def __init__(self, fused: Any, names: tuple[str, str, str], dtype: torch.dtype) -> None:
+        """In place of `fused`, for which `can_be_separated` is true; weights are not there yet."""
+        hidden, units = fused.down_proj.shape[1:]
+        super().__init__(_Expert(names, hidden, units, dtype) for _ in range(len(fused.down_proj)))
+        self.num_experts = len(self)
+        self._names, self._activation = names, fused.act_fn
+
+    def layers_of(self, number: int) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """Of an expert, which makes its gate, what it gates, and its output."""
+        gate, up, down = (getattr(self[number], name) for name in self._names)
+        return gate, up, down
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[rows, hidden] of `hidden_states` [rows, hidden]; experts and their weights [rows, experts per row]."""
+        total = torch.zeros_like(hidden_states)
+        for number in top_k_index.unique().tolist():
+            row, place = torch.where(top_k_index == number)
+            gate, up, down = self.layers_of(number)
+            given = hidden_states[row]
+            made = down(self._activation(gate(given)) * up(given)) * top_k_weights[row, place, None]
+            total.index_add_(0, row, made.to(total.dtype))
+        return total
+
+
+class _Expert(nn.Module):
+    def __init__(self, names: tuple[str, str, str], hidden: int, units: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        for name, (inputs, outputs) in zip(
+            names, ((hidden, units), (hidden, units), (units, hidden)), strict=True
+        ):
+            self.add_module(name, nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype))
+
+
+def can_be_separated(module: nn.Module) -> bool:
+    """Whether a module holds experts that compute what Mixtral's do: by its weights, and the text of its code."""
+    own = {name: weight.dim() for name, weight in module.named_parameters(recurse=False)}
+    if own != {"gate_up_proj": 3, "down_proj": 3} or not hasattr(module, "act_fn"):
+        return False
+    try:
+        return _source(type(module)) == _source(MixtralExperts)
+    except (OSError, TypeError):  # there is no text
+        return False
+
+
+def are_separate(modules: Iterable[str]) -> bool:
+    """Whether some of these modules, by their names in a checkpoint, are layers of experts of their own."""
+    return any(_is_of_expert(module.split(".")) for module in modules)
+
+
+def separate(model: nn.Module, modules: Collection[str], dtype: torch.dtype) -> None:
+    """Put `SeparatedExperts` in the place of all experts, in a model without weights, that allow it.
+
+    Args:
+        model: the model.
+        modules: names of linear layers in its checkpoint, which tell how those of experts are called.
+        dtype: of its weights.
+    """
+    called = {module.rpartition(".")[2] for module in modules if _is_of_expert(module.split("."))}
+    names = next((naming for naming in _NAMINGS if called <= set(naming)), _NAMINGS[0])
+    found = [(name, module) for name, module in model.named_modules() if can_be_separated(module)]
+    for name, module in found:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, SeparatedExperts(module, names, dtype))
+
+
+def _is_of_expert(path: Sequence[str]) -> bool:
+    return len(path) > 2 and path[-3] == "experts" and path[-2].isdigit()
+
+
+def _source(kind: type[nn.Module]) -> str:
+    """The text of a module's forward, without what it is decorated with."""
+    return inspect.getsource(inspect.unwrap(kind.forward))
