@@ -1,9 +1,9 @@
 """What forwards of a mixture of experts take by their rows, and how well the cost model says so.
 
-python -m benchmarks.mixture_cost [--shape qwen3-30b] [--device cuda] [--experts grouped_mm] [--json FILE]
+python -m benchmarks.mixture_cost [--shape qwen3-30b] [--device cuda] [--runner hf] [--json FILE]
 
 The weights are random and lie on the device only. Forwards are captured where they can be; if not, the record
-says why.
+says why. With `--quantization fp8` weights are rounded, experts' among them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 import torch
@@ -28,6 +28,10 @@ from engine.cuda_graphs import GraphedRunner
 from engine.devices import resolve_device
 from engine.hf_capturing import why_not_captured
 from engine.hf_runner import HFRunner
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import load_llama_weights
+from engine.quantization import Quantization
+from engine.rounding import round_linears
 from engine.runner import ModelRunner
 from verifier.profile import measure_step_costs
 
@@ -101,10 +105,20 @@ def run(
     device: str = "auto",
     dtype: str = "bfloat16",
     attention: AttentionKind | None = None,
+    runner: Literal["lean", "hf"] = "lean",
     experts: str | None = None,
+    quantization: Quantization | None = None,
     repeats: int = 9,
 ) -> dict[str, Any]:
     """Time forwards and fit them, with what experts take and without.
+
+    Args:
+        shape: one of `SHAPES`.
+        device, dtype, attention: where and in what it runs.
+        runner: ours, or Transformers' forward.
+        experts: of the latter, how experts are computed.
+        quantization: what weights are rounded to.
+        repeats: timings of each forward, of which the median counts.
 
     Raises:
         KeyError: if there is no such shape.
@@ -113,11 +127,21 @@ def run(
     sizes, where, kind = SHAPES[shape], resolve_device(device), getattr(torch, dtype)
     slots = max(REQUESTS) * max(CONTEXTS) + max(ROWS) + 8
     model = random_mixture(sizes, kind, where, max(CONTEXTS) + max(ROWS), experts)
-    inner = HFRunner(model, slots + 1, attention=attention)
-    obstacle = why_not_captured(inner) if where.type == "cuda" else "only forwards of a GPU are"
-    runner: ModelRunner = inner if obstacle else GraphedRunner(inner)
+    if quantization is not None:
+        round_linears(model, quantization, keep=model.get_output_embeddings())
+    inner: LlamaRunner | HFRunner
+    obstacle = None
+    if runner == "lean":
+        inner = LlamaRunner(load_llama_weights(model), slots + 1, attention)
+    else:
+        inner = HFRunner(model, slots + 1, attention=attention)
+        obstacle = why_not_captured(inner) if where.type == "cuda" else None
+    del model
+    if where.type != "cuda":
+        obstacle = "only forwards of a GPU are"
+    running: ModelRunner = inner if obstacle else GraphedRunner(inner)
     bandwidth, _ = measured_rates(where, kind, 5)
-    measured = measure_step_costs(runner, ROWS, CONTEXTS, repeats, request_counts=REQUESTS)
+    measured = measure_step_costs(running, ROWS, CONTEXTS, repeats, request_counts=REQUESTS)
     points = [StepPoint(n, tokens, n * context, seconds) for n, tokens, context, seconds in measured]
     share = inner.shape.expert_share
     told, blind = fit_held_out(points, expert_share=share), fit_held_out(points)
@@ -133,7 +157,9 @@ def run(
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
         "dtype": dtype,
         "attention": type(inner.attention).__name__,
+        "runner": runner,
         "experts": experts,
+        "quantization": quantization,
         "why_not_captured": obstacle,
         "bytes_per_second": bandwidth,
         "expert_share": share,
@@ -159,7 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--attention", default=None, help="padded, triton or auto; by device if unset")
-    parser.add_argument("--experts", default=None, help="Transformers' name of a way, grouped_mm if unset")
+    parser.add_argument("--runner", default="lean", choices=("lean", "hf"))
+    parser.add_argument("--experts", default=None, help="of hf: Transformers' name of a way")
+    parser.add_argument("--quantization", default=None, choices=get_args(Quantization))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     arguments = parser.parse_args(argv)
@@ -168,7 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         device=arguments.device,
         dtype=arguments.dtype,
         attention=arguments.attention,
+        runner=arguments.runner,
         experts=arguments.experts,
+        quantization=arguments.quantization,
         repeats=arguments.repeats,
     )
     print(f"captured: {record['why_not_captured'] or 'yes'}")

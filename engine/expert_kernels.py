@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.fp8_kernels import widened
+
 
 @triton.jit
 def route(
@@ -85,9 +87,31 @@ def pairs_of(block, order, pairs_until, num_experts, BLOCK: tl.constexpr, EXPERT
 
 
 @triton.jit
+def weights_at(at, is_there, like: tl.constexpr, GROUP: tl.constexpr, IS_NATIVE: tl.constexpr):
+    """Weights of type `like`: as they are stored, or widened from e4m3 if GROUP."""
+    if GROUP > 0:
+        found = widened(tl.load(at, mask=is_there, other=0), IS_NATIVE).to(like)
+    else:
+        found = tl.load(at, mask=is_there, other=0.0)
+    return found
+
+
+@triton.jit
+def plus_product(total, part, given, scales_at, is_output, GROUP: tl.constexpr, IS_BLOCKED: tl.constexpr):
+    """`total` and the product of a tile of weights with rows, by the weights' scales if they have blocks."""
+    if GROUP > 0 and IS_BLOCKED:
+        scale = tl.load(scales_at, mask=is_output, other=0.0)
+        total += tl.dot(part, given, input_precision="ieee") * scale[:, None]
+    else:
+        total = tl.dot(part, given, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def gate_and_up(
     x,
     matrices,
+    scales,
     order,
     pairs_until,
     out,
@@ -100,6 +124,9 @@ def gate_and_up(
     BLOCK: tl.constexpr,
     UNITS: tl.constexpr,
     INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_BLOCKED: tl.constexpr,
+    IS_NATIVE: tl.constexpr,
 ):
     """A tile of gated units of a block of pairs.
 
@@ -107,7 +134,10 @@ def gate_and_up(
     (blocks, tiles of units): blocks of one expert, which read the same weights, run next to each other.
 
     x [rows, inputs], x_stride numbers from row to row; matrices [num_experts, 2 * units, inputs], gates
-    first; order, pairs_until: see `group`; out [pairs, units], pairs in their order.
+    first: of x's type, or if GROUP bits of e4m3 numbers, uint8, of which GROUP neighbouring outputs share
+    scales, float32 [num_experts, 2 * units / GROUP, blocks], one per INPUTS inputs if IS_BLOCKED, else one.
+    IS_NATIVE: see `fp8_kernels.multiply`. order, pairs_until: see `group`; out [pairs, units], pairs in their
+    order.
     """
     expert, place, is_pair, pair = pairs_of(tl.program_id(0), order, pairs_until, num_experts, BLOCK, EXPERTS)
     if expert < num_experts:
@@ -118,6 +148,10 @@ def gate_and_up(
         gate_at = matrix + unit[:, None].to(tl.int64) * inputs
         up_at = gate_at + units.to(tl.int64) * inputs
         x_at = x + (pair // PER_ROW)[None, :].to(tl.int64) * x_stride
+        blocks = tl.cdiv(inputs, INPUTS) if IS_BLOCKED else 1
+        output = expert * 2 * units + unit
+        gate_scales = scales + output // GROUP * blocks if GROUP > 0 else scales
+        up_scales = scales + (output + units) // GROUP * blocks if GROUP > 0 else scales
         gate = tl.zeros([UNITS, BLOCK], dtype=tl.float32)
         up = tl.zeros([UNITS, BLOCK], dtype=tl.float32)
         for first in range(0, inputs, INPUTS):
@@ -125,10 +159,13 @@ def gate_and_up(
             is_input = at < inputs
             is_weight = is_unit[:, None] & is_input[None, :]
             given = tl.load(x_at + at[:, None], mask=is_input[:, None] & is_pair[None, :], other=0.0)
-            gates = tl.load(gate_at + at[None, :], mask=is_weight, other=0.0)
-            ups = tl.load(up_at + at[None, :], mask=is_weight, other=0.0)
-            gate = tl.dot(gates, given, gate, input_precision="ieee")
-            up = tl.dot(ups, given, up, input_precision="ieee")
+            gates = weights_at(gate_at + at[None, :], is_weight, x.dtype.element_ty, GROUP, IS_NATIVE)
+            ups = weights_at(up_at + at[None, :], is_weight, x.dtype.element_ty, GROUP, IS_NATIVE)
+            gate = plus_product(gate, gates, given, gate_scales + first // INPUTS, is_unit, GROUP, IS_BLOCKED)
+            up = plus_product(up, ups, given, up_scales + first // INPUTS, is_unit, GROUP, IS_BLOCKED)
+        if GROUP > 0 and not IS_BLOCKED:
+            gate *= tl.load(gate_scales, mask=is_unit, other=0.0)[:, None]
+            up *= tl.load(up_scales, mask=is_unit, other=0.0)[:, None]
         gated = gate / (1.0 + tl.exp(-gate)) * up
         there = out + place[None, :].to(tl.int64) * units + unit[:, None]
         tl.store(there, gated.to(out.dtype.element_ty), mask=is_unit[:, None] & is_pair[None, :])
@@ -138,6 +175,7 @@ def gate_and_up(
 def down(
     x,
     matrices,
+    scales,
     order,
     pairs_until,
     weights,
@@ -149,11 +187,15 @@ def down(
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_BLOCKED: tl.constexpr,
+    IS_NATIVE: tl.constexpr,
 ):
     """A tile of outputs of a block of pairs, times what the expert counts for in the row.
 
     Grid: (blocks, tiles of outputs). x [pairs, units], pairs in their order; matrices
-    [num_experts, outputs, units]; weights float32 [pairs] and out [pairs, outputs] by pairs' numbers.
+    [num_experts, outputs, units], scales and constants: see `gate_and_up`; weights float32 [pairs] and out
+    [pairs, outputs] by pairs' numbers.
     """
     expert, place, is_pair, pair = pairs_of(tl.program_id(0), order, pairs_until, num_experts, BLOCK, EXPERTS)
     if expert < num_experts:
@@ -163,13 +205,18 @@ def down(
         matrix = matrices + expert.to(tl.int64) * outputs * units
         matrix_at = matrix + output[:, None].to(tl.int64) * units
         x_at = x + place[None, :].to(tl.int64) * units
+        blocks = tl.cdiv(units, UNITS) if IS_BLOCKED else 1
+        scales_at = scales + (expert * outputs + output) // GROUP * blocks if GROUP > 0 else scales
         total = tl.zeros([OUTPUTS, BLOCK], dtype=tl.float32)
         for first in range(0, units, UNITS):
             at = first + spot
             is_unit = at < units
             given = tl.load(x_at + at[:, None], mask=is_unit[:, None] & is_pair[None, :], other=0.0)
-            part = tl.load(matrix_at + at[None, :], mask=is_output[:, None] & is_unit[None, :], other=0.0)
-            total = tl.dot(part, given, total, input_precision="ieee")
+            is_weight = is_output[:, None] & is_unit[None, :]
+            part = weights_at(matrix_at + at[None, :], is_weight, x.dtype.element_ty, GROUP, IS_NATIVE)
+            total = plus_product(total, part, given, scales_at + first // UNITS, is_output, GROUP, IS_BLOCKED)
+        if GROUP > 0 and not IS_BLOCKED:
+            total *= tl.load(scales_at, mask=is_output, other=0.0)[:, None]
         total *= tl.load(weights + pair, mask=is_pair, other=0.0)[None, :]
         there = out + pair[None, :].to(tl.int64) * outputs + output[:, None]
         tl.store(there, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_pair[None, :])

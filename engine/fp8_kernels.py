@@ -12,6 +12,18 @@ import triton.language as tl
 from engine.product_kernels import store_tile
 
 
+@triton.jit
+def widened(bits, IS_NATIVE: tl.constexpr):
+    """What bits of e4m3 numbers, uint8, are as float32; IS_NATIVE: see `multiply`."""
+    if IS_NATIVE:
+        wide = bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        # Its sign, exponent and fraction where float32 has them: the number times 2^-120.
+        moved = (bits.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
+        wide = moved.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+    return wide
+
+
 @triton.jit(do_not_specialize=("num_rows", "split_blocks"))
 def multiply(
     x,
@@ -62,13 +74,7 @@ def multiply(
         is_input = place < inputs
         bits = tl.load(numbers_at + place[None, :], mask=is_unit[:, None] & is_input[None, :], other=0)
         given = tl.load(x_at + place[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
-        if IS_NATIVE:
-            wide = bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-        else:
-            # Its sign, exponent and fraction where float32 has them: the number times 2^-120.
-            moved = (bits.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
-            wide = moved.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
-        weight = wide.to(x.dtype.element_ty)
+        weight = widened(bits, IS_NATIVE).to(x.dtype.element_ty)
         if IS_BLOCKED:
             scale = tl.load(scales_at + block, mask=is_unit, other=0.0)
             total += tl.dot(weight, given, input_precision="ieee") * scale[:, None]

@@ -23,7 +23,14 @@ def _is_native(device: torch.device) -> bool:
 
 
 class Fp8Product(TiledProduct):
-    """See `TiledProduct`."""
+    """See `TiledProduct`.
+
+    Attributes:
+        numbers, scales: of the weight, as `fp8_kernels.multiply` takes them.
+        group: neighbouring outputs that share scales.
+        is_blocked: whether an output has several scales, one per `inputs_tile` of its inputs.
+        inputs_tile: inputs that the kernel takes at a time.
+    """
 
     def __init__(self, weight: Fp8Weight) -> None:
         """Lay out `weight`, which shares its memory.
@@ -32,7 +39,7 @@ class Fp8Product(TiledProduct):
             UnsuitableBlocks: if they are no tiles of the kernel's.
         """
         outputs, inputs = weight.shape
-        self._numbers = weight.numbers
+        self.numbers = weight.numbers
         self.is_blocked = weight.scales.shape[1] > 1
         block = weight.block
         if self.is_blocked and (block < _LEAST_BLOCK or block & (block - 1)):
@@ -43,18 +50,18 @@ class Fp8Product(TiledProduct):
         self.inputs_tile = min(block, INPUTS_TILE) if self.is_blocked else INPUTS_TILE
         if self.inputs_tile < block and self.is_blocked:
             weight = weight.divided(self.inputs_tile)
-        self.group, self._scales = _grouped(weight.scales)
+        self.group, self.scales = _grouped(weight.scales)
         super().__init__(outputs, inputs, -(-inputs // self.inputs_tile))
 
     def _kernel(self, x: torch.Tensor) -> tuple[Any, tuple[torch.Tensor, ...], dict[str, Any]]:
         kernels: Any = importlib.import_module("engine.fp8_kernels")
-        constants = {
-            "INPUTS": self.inputs_tile,
-            "GROUP": self.group,
-            "IS_BLOCKED": self.is_blocked,
-            "IS_NATIVE": _is_native(x.device),
-        }
-        return kernels.multiply, (self._numbers, self._scales), constants
+        return kernels.multiply, (self.numbers, self.scales), {"INPUTS": self.inputs_tile, **self.constants}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What kernels are to know of the scales, and of the device."""
+        device = self.numbers.device
+        return {"GROUP": self.group, "IS_BLOCKED": self.is_blocked, "IS_NATIVE": _is_native(device)}
 
 
 def _grouped(scales: torch.Tensor) -> tuple[int, torch.Tensor]:

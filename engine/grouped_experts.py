@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from engine.fp8 import Fp8Weight, concatenated
+from engine.fp8_product import Fp8Product
 from engine.padded_segments import power_of_two
+from engine.weight_parts import Weight, widened
 
 #: Up to so many pairs of a row and an expert are put in order in one launch.
 MOST_AT_ONCE = 4096
@@ -28,15 +32,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Few pairs read weights and hardly compute: small tiles, so that many are under way.
-_TILES = (Tile(16, 64, 64, 4, 4), Tile(32, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 8, 3))
-# In float32, exact and slow.
-_FLOAT32_TILES = (Tile(16, 64, 32, 4, 2), Tile(32, 64, 32, 4, 2))
+#: Few pairs read weights and hardly compute: small tiles, so that many are under way.
+TILES = (Tile(16, 64, 64, 4, 4), Tile(32, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 8, 3))
+#: In float32, exact and slow.
+FLOAT32_TILES = (Tile(16, 64, 32, 4, 2), Tile(32, 64, 32, 4, 2))
 
 
 def tile_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
     """The tile for so many pairs, spread over the experts."""
-    tiles = _FLOAT32_TILES if dtype == torch.float32 else _TILES
+    tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
     each = -(-num_pairs // num_experts)
     return next((tile for tile in tiles if each <= tile.pairs), tiles[-1])
 
@@ -68,19 +72,56 @@ class TritonRouter:
         return chosen, weights
 
 
-class GroupedExperts:
-    """`engine.experts.Experts` whose matrices lie in one tensor each."""
+class Matrices:
+    """One matrix of each expert, of floats or e4m3 numbers, as kernels take them.
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        """Of `gate_up` [experts, 2 * units, hidden], gates first, and `down` [experts, hidden, units]."""
-        self._gate_up, self._down = gate_up.contiguous(), down.contiguous()
+    Attributes:
+        shape: outputs, inputs.
+        tensors: numbers and their scales; of floats nobody reads the second.
+        constants: what kernels are to know of them.
+    """
+
+    def __init__(self, matrices: Sequence[Weight], dtype: torch.dtype) -> None:
+        """Of `matrices` [outputs, inputs], which are copied; those of integers as floats of `dtype`.
+
+        Raises:
+            UnsuitableBlocks: if the kernels do not take their blocks.
+        """
+        self.shape = matrices[0].shape
+        self._inputs: int | None = None
+        of_eight_bits = [one for one in matrices if isinstance(one, Fp8Weight)]
+        if len(of_eight_bits) == len(matrices):
+            stored = Fp8Product(concatenated(of_eight_bits))
+            self.tensors, self.constants = (stored.numbers, stored.scales), stored.constants
+            self._inputs = stored.inputs_tile
+        else:
+            stacked = torch.stack([widened(one, dtype) for one in matrices])
+            self.tensors = (stacked, stacked)
+            self.constants = {"GROUP": 0, "IS_BLOCKED": False, "IS_NATIVE": False}
+
+    def inputs_tile(self, wanted: int) -> int:
+        """Inputs that a program takes at a time, where `wanted` would be good."""
+        return wanted if self._inputs is None else self._inputs
+
+
+class GroupedExperts:
+    """`engine.experts.Experts` that are computed together."""
+
+    def __init__(self, gate_up: Sequence[Weight], down: Sequence[Weight], dtype: torch.dtype) -> None:
+        """Of each expert a matrix [2 * units, hidden], gates first, and one [hidden, units]; rows of `dtype`.
+
+        Raises:
+            UnsuitableBlocks: if the kernels do not take their blocks.
+        """
+        self._gate_up, self._down = Matrices(gate_up, dtype), Matrices(down, dtype)
+        self._experts = len(down)
 
     def __call__(
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, tile: Tile | None = None
     ) -> torch.Tensor:
         """See `Experts`; `chosen` of int32. `tile` is by default the one for so many rows."""
         kernels: Any = importlib.import_module("engine.expert_kernels")
-        experts, hidden, units = self._down.shape
+        experts, (hidden, units) = self._experts, self._down.shape
         rows, per_row = chosen.shape
         num_pairs = rows * per_row
         out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
@@ -95,7 +136,7 @@ class GroupedExperts:
         gated = x.new_empty(num_pairs, units)
         kernels.gate_and_up[blocks, -(-units // tile.outputs)](
             x,
-            self._gate_up,
+            *self._gate_up.tensors,
             *groups,
             gated,
             experts,
@@ -104,14 +145,15 @@ class GroupedExperts:
             x.stride(0),
             PER_ROW=per_row,
             UNITS=tile.outputs,
-            INPUTS=tile.inputs,
+            INPUTS=self._gate_up.inputs_tile(tile.inputs),
+            **self._gate_up.constants,
             **sizes,
             **options,
         )
         parts = x.new_empty(num_pairs, hidden)
         kernels.down[blocks, -(-hidden // tile.outputs)](
             gated,
-            self._down,
+            *self._down.tensors,
             *groups,
             weights,
             parts,
@@ -119,7 +161,8 @@ class GroupedExperts:
             hidden,
             units,
             OUTPUTS=tile.outputs,
-            UNITS=tile.inputs,
+            UNITS=self._down.inputs_tile(tile.inputs),
+            **self._down.constants,
             **sizes,
             **options,
         )

@@ -22,7 +22,7 @@ Cut = Callable[[Weight], Weight]
 
 
 def units_of(config: Any) -> dict[str, int]:
-    """How many units the feed-forward networks of a Transformers configuration have, by its names for them."""
+    """Units of the feed-forward networks of a Transformers configuration, by its names for them."""
     kind, names = _kind(config), ["intermediate_size"]
     if kind in ("qwen2_moe", "qwen3_moe"):
         has_dense = bool(config.mlp_only_layers) or config.decoder_sparse_step > 1
@@ -45,7 +45,7 @@ def expert_share(config: Any) -> float:
 
 
 def why_not_experts(config: Any, device: torch.device) -> str | None:
-    """What keeps a model's mixtures, if it has any, from being computed there by `mixture_of`; None if nothing.
+    """What keeps mixtures, if a model has any, from being computed there by `mixture_of`; None if nothing.
 
     Experts that are asked one after the other cannot be captured.
     """
@@ -75,19 +75,19 @@ def mixture_of(mlp: Any, gain: torch.Tensor, units: Cut, inputs: Cut, device: to
     shared = None
     if getattr(mlp, "shared_expert", None) is not None:
         one = mlp.shared_expert
-        gate, up, down = map(weight_of, (one.gate_proj, one.up_proj, one.down_proj))
+        gate, up, back = map(weight_of, (one.gate_proj, one.up_proj, one.down_proj))
         own_gate = widened(weight_of(mlp.shared_expert_gate), dtype).detach().to(device)
-        shared = SharedExpert(_expert(*_cut(gate, up, down, units, inputs, dtype), dtype), own_gate)
+        shared = SharedExpert(_expert(*_cut(gate, up, back, units, inputs, dtype), dtype), own_gate)
     cut = [_cut(*matrices, units, inputs, dtype) for matrices in _matrices_of(mlp.experts)]
     router: Router
     experts: Experts
     if runs_triton(device):
         router = TritonRouter(weight, per_row, sums_to_one=sums_to_one)
-        wide = [[widened(matrix, dtype) for matrix in of_one] for of_one in zip(*cut, strict=True)]
-        experts = GroupedExperts(*map(torch.stack, wide))
+        gate_up, down = zip(*cut, strict=True)
+        experts = GroupedExperts(gate_up, down, dtype)
     else:
         router = TopRouter(weight, per_row, sums_to_one=sums_to_one)
-        experts = SeparateExperts([_expert(gate_up, down, dtype) for gate_up, down in cut])
+        experts = SeparateExperts([_expert(*matrices, dtype) for matrices in cut])
     return Mixture(router, experts, shared, gain.to(device, dtype))
 
 

@@ -200,7 +200,7 @@ def _skeleton(config: Any, dtype: torch.dtype, attention: str, quantized: Collec
         vars(weight)["_is_hf_initialized"] = True
     model.init_weights()
     if are_separate(quantized):
-        separate(model, quantized, dtype)
+        separate(model, quantized)
     return model
 
 

@@ -10,6 +10,7 @@ from engine.fp8_module import StoredFp8Linear
 from engine.integer_module import StoredIntegerLinear
 from engine.quantization import Quantization
 from engine.quantized_linear import QuantizedWeight
+from engine.separated_experts import separate
 from engine.stored_linear import StoredLinear, layers_of
 
 
@@ -27,9 +28,12 @@ def round_linears(
 ) -> int:
     """Put `StoredLinear` in the place of a model's linear layers, but of `keep`; returns of how many.
 
+    Layers of experts are among them, where these can be taken apart.
+
     What the model computes afterwards is what it is: another model than before. Each weight is rounded on
     `device`, where it is by default, and stays where it was.
     """
+    separate(model)
     layers = [
         (parent, name, child)
         for parent, name, child in layers_of(model)

@@ -1,4 +1,4 @@
-"""Experts of Transformers models taken apart again, each with linear layers of its own, as checkpoints have them.
+"""Experts of Transformers models taken apart again, each with layers of its own, as checkpoints have them.
 
 Transformers keeps a layer's experts in one tensor of floats. Quantized ones are read into linear layers.
 """
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from engine.stored_linear import plain_linear
+
 # What checkpoints call an expert's gate, what it gates, and its output.
 _NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 
@@ -24,10 +26,10 @@ class SeparatedExperts(nn.ModuleList):
         num_experts: how many.
     """
 
-    def __init__(self, fused: Any, names: tuple[str, str, str], dtype: torch.dtype) -> None:
-        """In place of `fused`, for which `can_be_separated` is true; weights are not there yet."""
-        hidden, units = fused.down_proj.shape[1:]
-        super().__init__(_Expert(names, hidden, units, dtype) for _ in range(len(fused.down_proj)))
+    def __init__(self, fused: Any, names: tuple[str, str, str]) -> None:
+        """In place of `fused`, for which `can_be_separated` is true, and whose weights are shared."""
+        matrices = zip(fused.gate_up_proj.detach(), fused.down_proj.detach(), strict=True)
+        super().__init__(_Expert(names, (*both.chunk(2), down)) for both, down in matrices)
         self.num_experts = len(self)
         self._names, self._activation = names, fused.act_fn
 
@@ -39,7 +41,7 @@ class SeparatedExperts(nn.ModuleList):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """[rows, hidden] of `hidden_states` [rows, hidden]; experts and their weights [rows, experts per row]."""
+        """[rows, hidden] of `hidden_states` [rows, hidden]; experts and weights [rows, experts per row]."""
         total = torch.zeros_like(hidden_states)
         for number in top_k_index.unique().tolist():
             row, place = torch.where(top_k_index == number)
@@ -51,16 +53,14 @@ class SeparatedExperts(nn.ModuleList):
 
 
 class _Expert(nn.Module):
-    def __init__(self, names: tuple[str, str, str], hidden: int, units: int, dtype: torch.dtype) -> None:
+    def __init__(self, names: tuple[str, str, str], matrices: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        for name, (inputs, outputs) in zip(
-            names, ((hidden, units), (hidden, units), (units, hidden)), strict=True
-        ):
-            self.add_module(name, nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype))
+        for name, matrix in zip(names, matrices, strict=True):
+            self.add_module(name, plain_linear(matrix, None))
 
 
 def can_be_separated(module: nn.Module) -> bool:
-    """Whether a module holds experts that compute what Mixtral's do: by its weights, and the text of its code."""
+    """Whether a module holds experts that compute what Mixtral's do: by its weights, and its code's text."""
     own = {name: weight.dim() for name, weight in module.named_parameters(recurse=False)}
     if own != {"gate_up_proj": 3, "down_proj": 3} or not hasattr(module, "act_fn"):
         return False
@@ -75,20 +75,19 @@ def are_separate(modules: Iterable[str]) -> bool:
     return any(_is_of_expert(module.split(".")) for module in modules)
 
 
-def separate(model: nn.Module, modules: Collection[str], dtype: torch.dtype) -> None:
-    """Put `SeparatedExperts` in the place of all experts, in a model without weights, that allow it.
+def separate(model: nn.Module, modules: Collection[str] = ()) -> None:
+    """Put `SeparatedExperts` in the place of all experts in a model that allow it.
 
     Args:
         model: the model.
         modules: names of linear layers in its checkpoint, which tell how those of experts are called.
-        dtype: of its weights.
     """
     called = {module.rpartition(".")[2] for module in modules if _is_of_expert(module.split("."))}
     names = next((naming for naming in _NAMINGS if called <= set(naming)), _NAMINGS[0])
     found = [(name, module) for name, module in model.named_modules() if can_be_separated(module)]
     for name, module in found:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, SeparatedExperts(module, names, dtype))
+        setattr(model.get_submodule(parent), own, SeparatedExperts(module, names))
 
 
 def _is_of_expert(path: Sequence[str]) -> bool:

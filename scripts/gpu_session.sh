@@ -237,9 +237,14 @@ measure)
     [ -s "$found/engine.json" ] ||
         bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
             --max-tokens 96 ${given-}
-    # Whether a mixture's forwards can be captured, and whether their cost is what the model of it says.
+    # What a mixture's forwards take, ours, in eight bits, and Transformers', whether those can be captured,
+    # and whether their cost is what the model of it says.
     part mixture 75 python3 -m benchmarks.mixture_cost --shape qwen3-30b --device cuda --repeats 5 \
         --json "$found/mixture.json"
+    part mixture-fp8 75 python3 -m benchmarks.mixture_cost --shape qwen3-30b --device cuda --repeats 5 \
+        --quantization fp8 --json "$found/mixture-fp8.json"
+    part mixture-hf 75 python3 -m benchmarks.mixture_cost --shape qwen3-30b --device cuda --repeats 5 \
+        --runner hf --json "$found/mixture-hf.json"
     part decisions 40 python3 -m benchmarks.decision_cost --device cuda --json "$found/decisions.json"
     forward forward-1b-hf 45 1b triton --runner hf
     part bfloat16-ties 90 python3 -m benchmarks.bfloat16_ties --device cuda --json "$found/bfloat16-ties.json"
@@ -287,7 +292,7 @@ serve-8b)
     if [ -d tests/gpu ] && wanted tests; then
         python3 -m zipfile -e .gpu-ray/pytest_asyncio-*.whl /tmp/site-tests
         for file in ${SESSION_TESTS:-adapters captured_layers capturing decoding_attention drafts eagle eagle_growing eagle_reading \
-            hf_runner lossless nccl overlapped overlapped_eagle planned_trees quantized runners verify windows}; do
+            hf_runner lossless mixtures nccl overlapped overlapped_eagle planned_trees quantized runners verify windows}; do
             beside "tests-$file" "${BESIDE_SECONDS:-80}" env TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
                 PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "tests/gpu/test_${file}_on_gpu.py" \
                 -k "${SESSION_TESTS_KEYWORDS:-not flashinfer}"

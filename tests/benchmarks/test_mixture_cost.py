@@ -12,15 +12,17 @@ from benchmarks import mixture_cost
 from benchmarks.mixture_cost import SHAPES, main, random_mixture
 
 
+@pytest.mark.parametrize("runner", ["lean", "hf"])
 def test_a_record_tells_forwards_and_both_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mixture_cost, "CONTEXTS", (8,))
     monkeypatch.setattr(mixture_cost, "ROWS", (1, 2, 4, 8, 16))
     file = tmp_path / "record.json"
     arguments = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--repeats", "1"]
-    assert main([*arguments, "--json", str(file)]) == 0
+    assert main([*arguments, "--json", str(file), "--runner", runner, "--quantization", "fp8"]) == 0
     record = json.loads(file.read_text())
+    assert (record["runner"], record["quantization"]) == (runner, "fp8")
     assert record["expert_share"] == 0.25
     assert record["why_not_captured"]
     assert record["with_experts"]["cost"]["expert_share"] == 0.25

@@ -195,6 +195,6 @@ def test_quantized_experts_of_models_that_compute_otherwise_are_told(tmp_path: P
     directory = write(tmp_path, {"quant_method": "gptq", "bits": 4}, name="gpt_oss_window", more=words)
     with pytest.raises(
         UnsupportedModel,
-        match=rf"its experts are quantized \(`{expert}.qweight`\), and those of GptOssForCausalLM are not read so",
+        match=rf"its experts are quantized \(`{expert}.qweight`\), and those of GptOssForCausalLM are not",
     ):
         load_runner(directory, num_slots=128)

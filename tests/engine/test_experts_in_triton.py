@@ -1,4 +1,4 @@
-"""Experts in Triton, run by its interpreter on a CPU, against each expert by itself; and what they compile to."""
+"""Experts in Triton, run by its interpreter on a CPU, against each by itself; and what they compile to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine import grouped_experts
 from engine.experts import Expert, SeparateExperts
-from engine.grouped_experts import GroupedExperts, Tile, TritonRouter, tile_of
+from engine.fp8 import quantized
+from engine.grouped_experts import FLOAT32_TILES, TILES, GroupedExperts, Tile, TritonRouter, tile_of
 from engine.linear import Linear
 from engine.mixture import TopRouter
 from tests.engine.compiling import Kernel, compiled
@@ -19,6 +20,7 @@ from tests.engine.compiling import Kernel, compiled
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has these kernels on the GPU")
 some = settings(max_examples=15, deadline=None)
+few = settings(some, max_examples=6)
 #: Experts, of a row, rows, hidden, units: tiles that are full and that are not.
 sizes = st.tuples(
     st.integers(1, 9), st.integers(1, 4), st.integers(1, 40), st.integers(4, 70), st.integers(4, 70)
@@ -74,17 +76,61 @@ def test_experts_all_at_once_are_each_by_itself(
         if are_many:  # then pairs are sorted, and tiles larger
             patch.setattr(grouped_experts, "MOST_AT_ONCE", 0)
         tile = Tile(32, 32, 16, 4, 2) if are_many else None
-        got = GroupedExperts(gate_up, down)(x, chosen.int(), weights, tile=tile)
+        got = GroupedExperts([*gate_up], [*down], dtype)(x, chosen.int(), weights, tile=tile)
     assert got.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 5e-3
     torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@few
+@given(sizes, st.sampled_from([16, 32, 0]))
+def test_experts_of_eight_bits_are_what_their_numbers_say(
+    size: tuple[int, int, int, int, int], block: int
+) -> None:
+    num_experts, per_row, rows, hidden, units = size
+    per_row = min(per_row, num_experts)
+    generator = torch.Generator().manual_seed(sum(size))
+    shapes = [(2 * units, hidden)] * num_experts, [(hidden, units)] * num_experts
+    gate_up, down = (
+        [
+            quantized(
+                torch.randn(*shape, generator=generator).mul_(shape[1] ** -0.5), block or 2 * max(shape)
+            )
+            for shape in each
+        ]
+        for each in shapes
+    )
+    x = torch.randn(rows, hidden, generator=generator)
+    chosen, weights = TopRouter(
+        torch.randn(num_experts, hidden, generator=generator), per_row, sums_to_one=True
+    )(x)
+    floats = ([one.dequantized(torch.float32) for one in each] for each in (gate_up, down))
+    alone = SeparateExperts([Expert(Linear(a), Linear(b)) for a, b in zip(*floats, strict=True)])
+    got = GroupedExperts(gate_up, down, torch.float32)(x, chosen.int(), weights)
+    torch.testing.assert_close(got, alone(x, chosen, weights), atol=1e-5, rtol=1e-5)
+
+
+def test_scales_are_shared_by_neighbours_of_one_expert() -> None:
+    """Published blocks are of 128 outputs, of which kernels read one scale."""
+    generator = torch.Generator().manual_seed(0)
+    gate_up = [quantized(torch.randn(256, 130, generator=generator)) for _ in range(3)]
+    down = [quantized(torch.randn(130, 128, generator=generator)) for _ in range(3)]
+    experts = GroupedExperts(gate_up, down, torch.float32)
+    assert experts._gate_up.constants["GROUP"] == 128
+    assert experts._down.constants["GROUP"] == 1
+    assert experts._gate_up.inputs_tile(64) == 128
+    x = torch.randn(2, 130, generator=generator).mul_(0.1)
+    chosen, weights = torch.tensor([[2], [1]], dtype=torch.int32), torch.ones(2, 1)
+    for row, number in enumerate((2, 1)):
+        expert = Expert(*(Linear(each[number].dequantized(torch.float32)) for each in (gate_up, down)))
+        got = experts(x, chosen, weights)[row]
+        torch.testing.assert_close(got, expert(x[row : row + 1])[0], atol=1e-3, rtol=1e-4)
+
+
 def test_rows_that_lie_apart_and_no_rows_at_all() -> None:
     generator = torch.Generator().manual_seed(0)
-    experts = GroupedExperts(
-        torch.randn(3, 16, 8, generator=generator), torch.randn(3, 8, 8, generator=generator)
-    )
+    gate_up, down = (torch.randn(3, outputs, 8, generator=generator) for outputs in (16, 8))
+    experts = GroupedExperts([*gate_up], [*down], torch.float32)
     wide = torch.randn(4, 20, generator=generator)
     chosen, weights = torch.tensor([[0], [2], [2], [1]], dtype=torch.int32), torch.ones(4, 1)
     apart = experts(wide[:, :8], chosen, weights)
@@ -93,46 +139,65 @@ def test_rows_that_lie_apart_and_no_rows_at_all() -> None:
     assert TritonRouter(torch.ones(3, 8), 1, sums_to_one=True)(wide[:0, :8])[0].shape == (0, 1)
 
 
-def kernel(name: str, tile: Tile, dtype: str, arch: int) -> Kernel:
-    """Of Qwen3-30B-A3B's experts."""
-    groups = {"order": "*i32", "pairs_until": "*i32"}
+def kernel(name: str, tile: Tile, dtype: str, arch: int, group: int = 0) -> Kernel:
+    """Of Qwen3-30B-A3B's experts, of floats or in fine-grained FP8."""
+    stored = (
+        {"matrices": "*u8", "scales": "*fp32"}
+        if group
+        else dict.fromkeys(("matrices", "scales"), f"*{dtype}")
+    )
+    types = {"x": f"*{dtype}", **stored, "order": "*i32", "pairs_until": "*i32"}
     constants: dict[str, Any] = {"EXPERTS": 128, "BLOCK": tile.pairs}
-    matrices = {"x": f"*{dtype}", "matrices": f"*{dtype}"}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, "arch": arch}
+    inputs = 128 if group else tile.inputs
     if name == "down":
-        types = matrices | groups | {"weights": "*fp32", "out": f"*{dtype}"}
+        types |= {"weights": "*fp32", "out": f"*{dtype}"}
         numbers = ("num_experts", "outputs", "units")
-        constants |= {"OUTPUTS": tile.outputs, "UNITS": tile.inputs}
+        constants |= {"OUTPUTS": tile.outputs, "UNITS": inputs}
     else:
-        types = matrices | groups | {"out": f"*{dtype}"}
+        types |= {"out": f"*{dtype}"}
         numbers = ("num_experts", "units", "inputs", "x_stride")
-        constants = {"PER_ROW": 8, **constants, "UNITS": tile.outputs, "INPUTS": tile.inputs}
+        constants = {"PER_ROW": 8, **constants, "UNITS": tile.outputs, "INPUTS": inputs}
+    constants |= {"GROUP": group, "IS_BLOCKED": group > 0, "IS_NATIVE": group > 0 and arch == 90}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "arch": arch}
     return f"engine.expert_kernels.{name}", types | dict.fromkeys(numbers, "i32"), constants, options
 
 
-def test_tiles_keep_to_registers_and_loads_are_under_way() -> None:
-    """Compiled for Hopper and Ampere: no spills, weights fetched while others are multiplied, two to a processor."""
+def test_the_tile_is_by_how_many_rows_an_expert_has() -> None:
     pairs_each = (1, 16, 17, 64, 65, 500)
-    assert [tile_of(128 * each, 128, torch.bfloat16).pairs for each in pairs_each] == [
-        16,
-        16,
-        32,
-        64,
-        128,
-        128,
-    ]
-    assert [tile_of(128 * each, 128, torch.float32).pairs for each in pairs_each] == [16, 16, 32, 32, 32, 32]
-    usual, exact = grouped_experts._TILES, grouped_experts._FLOAT32_TILES
-    tiles = [(90, "bf16", tile) for tile in usual] + [(80, "bf16", usual[-1]), (90, "fp32", exact[-1])]
-    cases = [
-        (arch, kernel(name, tile, dtype, arch))
-        for arch, dtype, tile in tiles
+    found = [tile_of(128 * each, 128, torch.bfloat16).pairs for each in pairs_each]
+    assert found == [16, 16, 32, 64, 128, 128]
+    exact = [tile_of(128 * each, 128, torch.float32).pairs for each in pairs_each]
+    assert exact == [16, 16, 32, 32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [(90, "bf16", TILES[0], 0), (90, "bf16", TILES[0], 128)],
+        pytest.param(
+            [
+                *((90, "bf16", tile, group) for tile in TILES[1:] for group in (0, 128)),
+                *((80, "bf16", tile, group) for tile in TILES for group in (0, 128)),
+                *((arch, "fp32", tile, 0) for arch in (80, 90) for tile in FLOAT32_TILES),
+            ],
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["few rows", "others"],
+)
+def test_tiles_keep_to_registers_and_loads_are_under_way(cases: list[tuple[int, str, Tile, int]]) -> None:
+    """Compiled for Hopper and Ampere: no spills, and weights are fetched while others are multiplied."""
+    kernels = [
+        kernel(name, tile, dtype, arch, group)
+        for arch, dtype, tile, group in cases
         for name in ("gate_and_up", "down")
     ]
-    for (arch, _), found in zip(cases, compiled([one for _, one in cases]), strict=True):
-        assert found.spilled == 0
-        assert "cp.async" in found.ptx
-        assert found.fitting({90: 227, 80: 164}[arch] << 10) >= 2
+    for one, code in zip(kernels, compiled(kernels), strict=True):
+        print(one[0], one[2], one[3], code[:4])
+        assert code.spilled == 0
+        assert "cp.async" in code.ptx
+        least = 2 if one[2]["BLOCK"] <= 32 else 1
+        assert code.fitting((227 if one[3]["arch"] == 90 else 164) << 10) >= least
 
 
 def test_what_puts_pairs_in_order_keeps_to_registers() -> None:

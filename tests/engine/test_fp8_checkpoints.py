@@ -319,8 +319,9 @@ def test_experts_of_eight_bits_in_a_model_without_any_are_left_to_transformers(t
     )
     with pytest.raises(
         UnsupportedModel,
-        match=rf"its experts are quantized \(`{expert}.weight`\), and those of LlamaForCausalLM are not read so; so its "
-        "weights are left to Transformers, which needs a GPU for them, and it would run on cpu",
+        match=rf"its experts are quantized \(`{expert}.weight`\), and those of LlamaForCausalLM are not "
+        "read so; so its weights are left to Transformers, which needs a GPU for them, and it would run on "
+        "cpu",
     ):
         load_runner(directory, num_slots=128)
     described(directory, quant_method="compressed-tensors")

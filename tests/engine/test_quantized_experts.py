@@ -8,12 +8,13 @@ from typing import Literal
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from engine.expert_routing import routing_of
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.loading import UnsupportedModel, load_runner
+from engine.quantization import Quantization
+from engine.rounding import round_linears
 from engine.separated_experts import SeparatedExperts, can_be_separated, separate
 from tests.engine import fp8_models, integer_models, tiny_models
 from tests.engine.fp8_models import BLOCK
@@ -80,18 +81,10 @@ def test_separated_experts_compute_what_fused_ones_do(name: str) -> None:
     tokens = torch.arange(40).view(2, 20) + 3
     with torch.no_grad(), routing_of(model) as fused:
         expected = model(tokens).logits
-    weights = {path: module for path, module in model.named_modules() if can_be_separated(module)}
-    assert weights
-    separate(model, [], torch.float32)
-    for path, before in weights.items():
-        after = model.get_submodule(path)
-        assert isinstance(after, SeparatedExperts)
-        for number in range(after.num_experts):
-            gate_up = before.gate_up_proj[number].chunk(2)
-            for layer, matrix in zip(
-                after.layers_of(number), (*gate_up, before.down_proj[number]), strict=True
-            ):
-                layer.weight = nn.Parameter(matrix)
+    paths = [path for path, module in model.named_modules() if can_be_separated(module)]
+    assert paths
+    separate(model)
+    assert all(isinstance(model.get_submodule(path), SeparatedExperts) for path in paths)
     with torch.no_grad(), routing_of(model) as separated:
         torch.testing.assert_close(model(tokens).logits, expected, atol=1e-5, rtol=1e-5)
     assert separated.share == fused.share > 0
@@ -116,3 +109,19 @@ def test_an_expert_that_lacks_its_weight_is_told(tmp_path: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"experts\.\d+\.w\d\.weight` is missing"):
         load_runner(directory, num_slots=128)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+def test_experts_are_rounded_when_loading_like_other_layers(
+    quantization: Quantization, tmp_path: Path
+) -> None:
+    directory = tiny_models.write("qwen3_moe", tmp_path)
+    lean, other = (
+        load_runner(directory, num_slots=128, runner=kind, quantization=quantization)
+        for kind in ("lean", "hf")
+    )
+    for got, expected in zip(logits_of(lean, 1), logits_of(other, 1), strict=True):
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+    model = tiny_models.build("qwen3_moe")
+    num_layers = round_linears(model, quantization, keep=model.get_output_embeddings())
+    assert num_layers == 2 * (4 + 6 * 3)

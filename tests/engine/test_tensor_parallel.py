@@ -36,6 +36,7 @@ CASES: list[tuple[str, RunnerKind]] = [
     ("fp8", "lean"),
     ("integers", "lean"),
     ("ordered", "lean"),
+    ("fp8 mixture", "lean"),
 ]
 
 
@@ -60,6 +61,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         str(fp8_models.write("qwen3", "fine-grained", parent / "fp8")),
         str(parent / "integers"),
         str(parent / "ordered"),
+        str(fp8_models.write("mixtral", "fine-grained", parent / "mixture")),
         str(adapted),
         *map(str, two_adapters(adapted, parent)),
     ]

@@ -10,6 +10,7 @@ import torch
 
 from engine.cuda_graphs import GraphedRunner
 from engine.experts import Expert, SeparateExperts
+from engine.fp8 import quantized
 from engine.grouped_experts import MOST_AT_ONCE, GroupedExperts, TritonRouter
 from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
@@ -50,6 +51,7 @@ def test_captured_forwards_are_those_of_a_cpu(
         assert {"route", "group", "gate_and_up", "down", "add_up"} <= set(emulation.launches[before:])
 
 
+@pytest.mark.parametrize("in_eight_bits", [False, True])
 @pytest.mark.parametrize(
     ("num_experts", "per_row", "rows", "hidden", "units"),
     [(5, 2, 3, 40, 24)]
@@ -63,7 +65,13 @@ def test_captured_forwards_are_those_of_a_cpu(
     ],
 )
 def test_experts_all_at_once_are_each_by_itself(
-    num_experts: int, per_row: int, rows: int, hidden: int, units: int, cuda: torch.device
+    num_experts: int,
+    per_row: int,
+    rows: int,
+    hidden: int,
+    units: int,
+    in_eight_bits: bool,
+    cuda: torch.device,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     dtype = torch.float32 if emulated_cuda.IS_NEEDED else torch.bfloat16  # see `tests.emulated_cuda`
@@ -76,7 +84,16 @@ def test_experts_all_at_once_are_each_by_itself(
     chosen, weights = TritonRouter(weight.to(cuda), per_row, sums_to_one=True)(x.to(cuda))
     by_torch = TopRouter(weight.to(cuda), per_row, sums_to_one=True)(x.to(cuda))
     torch.testing.assert_close(weights, by_torch[1])
-    got = GroupedExperts(gate_up.to(cuda), down.to(cuda))(x.to(cuda), chosen, weights)
+    if in_eight_bits:
+        of_gate_up, of_down = ([quantized(one.to(cuda)) for one in each] for each in (gate_up, down))
+        experts = GroupedExperts(of_gate_up, of_down, dtype)
+        gate_up, down = (
+            torch.stack([one.dequantized(torch.float32) for one in each]).cpu()
+            for each in (of_gate_up, of_down)
+        )
+    else:
+        experts = GroupedExperts([*gate_up.to(cuda)], [*down.to(cuda)], dtype)
+    got = experts(x.to(cuda), chosen, weights)
     alone = SeparateExperts(
         [Expert(Linear(a.float()), Linear(b.float())) for a, b in zip(gate_up, down, strict=True)]
     )
