@@ -309,7 +309,7 @@ class DrafterPool:
         now: float,
         predicted_s: float = 0.0,
         stop_rule: StopRule | None = None,
-        ahead: bool = False,
+        ahead_s: float = 0.0,
         num_context: int = 0,
     ) -> DraftCall:
         """A call to one drafter, with the releases owed to it."""
@@ -318,7 +318,7 @@ class DrafterPool:
         call_id = self._next_call
         drafter.outstanding[call_id] = OutstandingDraft.of(call_id, items, now, predicted_s, num_context)
         release, drafter.release = drafter.release, []
-        return DraftCall(call_id=call_id, items=items, release=release, stop_rule=stop_rule, ahead=ahead)
+        return DraftCall(call_id=call_id, items=items, release=release, stop_rule=stop_rule, ahead_s=ahead_s)
 
     def can_draft_now(self, request: Request) -> bool:
         """Whether its drafter has read nearly all of the request and reads no other: nobody has to wait."""

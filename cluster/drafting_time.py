@@ -1,12 +1,35 @@
-"""How long drafting a batch's trees should have taken, by what came of it."""
+"""How long a batch's drafts should have taken, and for how long drafters may go on beside the target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cluster.cost_model import CostModel
+from cluster.policies.decode_batch import DecodeBatch
 from cluster.requests import Request
+from drafters.messages import DraftPlan
 from engine.tree_batch import TreeBatch, tree_shapes, widest
+
+# A drafter may go on for so many times as long as its next call should take to come.
+AHEAD_TIMES = 1.5
+
+
+def seconds_ahead(
+    cost: CostModel, batch: DecodeBatch, plans: Sequence[DraftPlan], overhead_s: float
+) -> float:
+    """For how long drafters may work ahead, which then have nothing to wait for.
+
+    What they compute in vain takes memory bandwidth from the target, and if the next steps are plain ones, no
+    call tells them to end: these then seem slow, and are not found to pay.
+
+    Args:
+        cost: times of verify calls.
+        batch: requests of the step.
+        plans: shapes of their drafts.
+        overhead_s: seconds of a step beside drafting and verifying.
+    """
+    rows = len(batch) + sum([plan.depth * plan.width for plan in plans])
+    return AHEAD_TIMES * (cost.verify_seconds(len(batch), rows, batch.num_context, drafted=True) + overhead_s)
 
 
 def drafting_seconds(cost: CostModel, drafted: Sequence[Request], trees: TreeBatch) -> float:

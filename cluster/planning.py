@@ -17,7 +17,7 @@ from cluster.decode_views import DecodeViews
 from cluster.draft_items import draft_items, has_read
 from cluster.drafter_pool import DrafterPool
 from cluster.drafter_state import call_depth, call_width
-from cluster.drafting_time import drafting_seconds
+from cluster.drafting_time import drafting_seconds, seconds_ahead
 from cluster.events import Draft
 from cluster.forest import Forest
 from cluster.head_proposals import HeadProposals, evaluating_s
@@ -134,6 +134,7 @@ class StepPlanner:
                 mine[1].append(plan)
         # Those with most to draft may go on while the target verifies: they have a core to themselves.
         ahead = sorted(drafting, key=lambda name: -len(drafting[name][0]))[: self._draft_ahead]
+        ahead_s = dict.fromkeys(ahead, seconds_ahead(self.cost, batch, plans, context.draft_overhead_s))
         for name, (requests, shapes) in drafting.items():
             items = draft_items(self.pool.drafters[name], requests, shapes)
             depth, width = call_depth(items), call_width(items)
@@ -144,7 +145,7 @@ class StepPlanner:
                 rule = self.stops_drafting.stop_rule(name, len(items), batch, context)
                 if self.pool.drafters[name].capabilities.num_candidates:
                     self.heads.ruled(requests, rule)
-            call = self.pool.call(name, items, now, predicted_s, rule, name in ahead, num_context)
+            call = self.pool.call(name, items, now, predicted_s, rule, ahead_s.get(name, 0.0), num_context)
             for request in requests:
                 request.draft_call = call.call_id
             advance_all(requests, Trigger.DRAFT_SENT)

@@ -162,7 +162,7 @@ def _draft_args(call: DraftCall, core: SchedulerCore) -> dict[str, Any]:
         "micro_batches": _micro_batches((item.request_id for item in call.items), core),
         "requests": [item.request_id for item in call.items],
         "depth": max((item.plan.depth for item in call.items), default=0),
-        "ahead": call.ahead,
+        "ahead_ms": round(1e3 * call.ahead_s, 3),
     }
 
 

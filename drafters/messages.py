@@ -44,14 +44,15 @@ class DraftCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="draft"
         release: requests to forget before that.
         stop_rule: looked at after every layer; where it says so, all trees of the call end. It does not ask
             whether to draft at all: the first layer is drafted. Drafters without probabilities ignore it.
-        ahead: whether the drafter may go on computing likely continuations until its next call.
+        ahead_s: for how many seconds at most the drafter may go on computing likely continuations, unless its
+            next call comes before; 0 if it may not.
     """
 
     call_id: int
     items: list[DraftItem]
     release: list[str] = []
     stop_rule: StopRule | None = None
-    ahead: bool = False
+    ahead_s: float = 0.0
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

@@ -80,6 +80,7 @@ class ModelDrafter:
         self._catch_up_rows = catch_up_rows
         self._in_call: set[str] = set()
         self._ahead: DraftAhead | None = None
+        self._ahead_until = 0.0
         self._capabilities = Capabilities(
             kind="model",
             max_depth=max_depth,
@@ -156,8 +157,9 @@ class ModelDrafter:
             else:
                 grow(ready, partial(compute, model=self._model, kv=self._kv), call.stop_rule)
             close_windows((window for window, _ in windows), self._capabilities.vocab_size)
-        if call.ahead:
+        if call.ahead_s:
             self._ahead = DraftAhead(ready, self._capabilities.max_tokens)
+            self._ahead_until = perf_counter() + call.ahead_s
         return DraftResult(
             call_id=call.call_id,
             drafts=[
@@ -178,6 +180,9 @@ class ModelDrafter:
     def draft_ahead(self) -> bool:
         """One forward of likely continuations of what was drafted last (see `drafters.draft_ahead`)."""
         if self._ahead is None:
+            return False
+        if perf_counter() >= self._ahead_until:  # whoever computes beside it has its core's memory to itself
+            self._ahead = None
             return False
         batch = [
             (job, nodes)

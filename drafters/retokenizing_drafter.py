@@ -105,7 +105,7 @@ class RetokenizingDrafter:
                 items.append(self._inner_item(item, held))
         release, self._release = self._release, []
         result = self._inner.draft(
-            DraftCall(call_id=call.call_id, items=items, release=release, ahead=call.ahead)
+            DraftCall(call_id=call.call_id, items=items, release=release, ahead_s=call.ahead_s)
         )
         inner = {draft.request_id: draft for draft in result.drafts}
         for request_id in result.unknown:  # evicted for lack of slots

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters import draft_ahead
+from drafters import draft_ahead, model_drafter
 from drafters.messages import DraftPlan
 from drafters.model_drafter import ModelDrafter
 from engine.sampling_params import SamplingParams
@@ -137,6 +137,21 @@ def test_what_was_drafted_ahead_is_not_computed_again(monkeypatch: pytest.Monkey
     assert tree.token[1:].tolist() == chain[4:7]
     assert rows == []
     assert not d.draft_ahead(), "the call did not ask for it"
+
+
+def test_drafting_ahead_ends_when_the_next_call_should_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_ahead, "LEAST_LOGP", -30.0)
+    now = 5.0
+    monkeypatch.setattr(model_drafter, "perf_counter", lambda: now)
+    d = drafter(MODEL)
+    asked = call(opening("a", prompt(4, 20), DraftPlan(3, 1)))
+    d.draft(msgspec.structs.replace(asked, ahead_s=0.25))
+    now = 5.2
+    assert d.draft_ahead()
+    now = 5.25
+    assert not d.draft_ahead(), "there is more, and nobody waits for it"
+    now = 5.2
+    assert not d.draft_ahead()
 
 
 def test_who_is_asked_about_again_is_no_longer_drafted_ahead_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -67,7 +68,7 @@ def following(request_id: str, start: int, tokens: Sequence[int], plan: DraftPla
 
 
 def call(*items: DraftItem, release: Iterable[str] = (), ahead: bool = False) -> DraftCall:
-    return DraftCall(call_id=1, items=list(items), release=list(release), ahead=ahead)
+    return DraftCall(call_id=1, items=list(items), release=list(release), ahead_s=math.inf if ahead else 0.0)
 
 
 def trees(result: DraftResult) -> dict[str, TokenTree]:
