@@ -30,6 +30,7 @@ from benchmarks.environment import describe
 from benchmarks.scripted_workers import TOKEN, ScriptedWorkers
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
+from cluster.core_keeping import CoreKeeping
 from cluster.draft_service import DraftService
 from cluster.events import DrafterReady, VerifierReady
 from cluster.scheduler_shell import SchedulerShell
@@ -152,7 +153,9 @@ class Cell:
         self._service = DraftService(drafter)
         self.shell = SchedulerShell(config, CellMetrics(), lambda name: None, lambda name: None)
         workers = SimpleNamespace(
-            send_verify=self._asked, send_draft=lambda name, call: self._service.draft(call)
+            cores=CoreKeeping(config),
+            send_verify=self._asked,
+            send_draft=lambda name, call: self._service.draft(call),
         )
         clients = SimpleNamespace(send=lambda client, message: encode(message))
         self.shell.connect(cast(Any, workers), cast(Any, clients))

@@ -63,6 +63,8 @@ class KeptThread:
         self._since = time.monotonic()
         self._again_at: float | None = None
         self._is_free = False
+        # Seconds that it ran, waited, and was kept, up to when it was freed last.
+        self._before = (0.0, 0.0, 0.0)
         keep_to(self._cores if self._seen is not None else self._usable, thread)
 
     @property
@@ -71,31 +73,39 @@ class KeptThread:
         return self._seen is not None and self._again_at is None and not self._is_free
 
     def free(self, is_free: bool) -> None:
-        """Let it go where it likes, until it is called back."""
-        if is_free == self._is_free:
+        """Let it go where it likes, until it is called back: for moments, now and then."""
+        if is_free == self._is_free or self._cores == self._usable:
             return
-        self._is_free = is_free
         if self._seen is None or self._again_at is not None:
+            self._is_free = is_free
             return
-        if not is_free:
-            self._seen, self._since = scheduled(self._thread), time.monotonic()
+        now, times = time.monotonic(), scheduled(self._thread)
+        if is_free:
+            if times is not None:
+                self._before = self._so_far(times, now)
+        elif times is None:  # nobody could tell that it starves
+            return
+        else:
+            self._seen, self._since = times, now
+        self._is_free = is_free
         keep_to(self._usable if is_free else self._cores, self._thread)
 
     def look(self, now: float) -> None:
         """Let it go where it hardly ran though it could; try again later. To be called every second or so."""
         if self._again_at is not None:
             if now >= self._again_at:
-                self._again_at, self._seen, self._since = None, scheduled(self._thread), now
+                self._again_at = None
+                self._begin(scheduled(self._thread), now)
                 if not self._is_free:
                     keep_to(self._cores, self._thread)
             return
-        if self._is_free:
-            return
         times = scheduled(self._thread)
-        if times is None or self._seen is None or now - self._since < LOOK_S:
+        if times is None or self._seen is None:
             return
-        ran, waited = times[0] - self._seen[0], times[1] - self._seen[1]
-        elapsed, self._seen, self._since = now - self._since, times, now
+        ran, waited, elapsed = self._before if self._is_free else self._so_far(times, now)
+        if elapsed < LOOK_S:
+            return
+        self._begin(times, now)
         if waited > MOST_WAITING * elapsed and ran < LEAST_SHARE * (ran + waited):
             _log.info(
                 "a thread kept to cores %s ran for %.3f s and waited for %.3f s: it is let go for %.0f s",
@@ -106,6 +116,15 @@ class KeptThread:
             )
             self._again_at = now + LET_GO_S
             keep_to(self._usable, self._thread)
+
+    def _begin(self, times: tuple[float, float] | None, now: float) -> None:
+        self._seen, self._since, self._before = times, now, (0.0, 0.0, 0.0)
+
+    def _so_far(self, times: tuple[float, float], now: float) -> tuple[float, float, float]:
+        """Seconds that it ran, waited, and was kept since it was judged last; it is kept now."""
+        assert self._seen is not None
+        ran, waited, elapsed = self._before
+        return ran + times[0] - self._seen[0], waited + times[1] - self._seen[1], elapsed + now - self._since
 
 
 def scheduled(thread: int) -> tuple[float, float] | None:

@@ -10,8 +10,9 @@ from cluster.core_affinity import KeptThread, usable_cores
 from cluster.spawning import this_node
 from cluster.worker import VERIFIER, Worker
 
-# So many steps sent ahead without drafts in between, and more may follow: to change cores costs a little.
-AHEAD_IN_A_ROW = 2
+# After so many steps sent ahead in a row more may follow, and after so many in turn those may: to change cores
+# costs some 50 microseconds.
+IN_A_ROW = 2
 
 
 class CoreKeeping:
@@ -32,19 +33,20 @@ class CoreKeeping:
         self._usable = usable_cores()
         self._claimed: dict[str, list[int]] = {}
         self._scheduler: KeptThread | None = None
-        self._num_ahead = 0
+        self._num_ahead = self._num_in_turn = 0
 
     def drafted(self) -> None:
         """A drafter was asked for drafts: the target waits for the scheduler, and then works."""
-        self._num_ahead = 0
+        self._num_ahead = self._num_in_turn = 0
         if self._scheduler is not None:
             self._scheduler.free(False)
 
-    def sent_ahead(self) -> None:
-        """The target was sent its next call while it works on another."""
-        self._num_ahead += 1
-        if self._num_ahead >= AHEAD_IN_A_ROW and self._scheduler is not None:
-            self._scheduler.free(True)
+    def sent(self, *, is_ahead: bool) -> None:
+        """The target was sent its next call, while it works on another or after that was answered."""
+        self._num_ahead = self._num_ahead + 1 if is_ahead else 0
+        self._num_in_turn = 0 if is_ahead else self._num_in_turn + 1
+        if self._scheduler is not None and max(self._num_ahead, self._num_in_turn) >= IN_A_ROW:
+            self._scheduler.free(is_ahead)
 
     def look(self, now: float) -> None:
         """To be called every second or so: the scheduler's core may be busy with something else."""
@@ -70,7 +72,8 @@ class CoreKeeping:
             if rank == 0 and node == this_node():
                 first = core
         cores = self._usable if first is None else {first}
-        self._scheduler, self._num_ahead = KeptThread(threading.get_native_id(), cores, self._usable), 0
+        self._scheduler = KeptThread(threading.get_native_id(), cores, self._usable)
+        self._num_ahead = self._num_in_turn = 0
         for worker in workers.values():
             if worker is not target and worker.is_loaded:
                 self._settle_drafter(worker)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.cost_model import CostModel
-from cluster.policies.decode_batch import DecodeBatch
+from cluster.policies.decode_batch import MOST_CERTAIN_RATE, DecodeBatch
 from cluster.requests import Request
 from drafters.messages import DraftPlan
 from engine.tree_batch import TreeBatch, tree_shapes, widest
 
-# A drafter may go on for so many times as long as its next call should take to come.
-AHEAD_TIMES = 1.5
+# A drafter may go on for so many times as long as its next call should take, and for so long at least.
+AHEAD_TIMES, LEAST_AHEAD_S = 1.5, 1e-3
 
 
 def seconds_ahead(
@@ -25,11 +25,18 @@ def seconds_ahead(
     Args:
         cost: times of verify calls.
         batch: requests of the step.
-        plans: shapes of their drafts.
+        plans: shapes of their drafts. How much of these is verified is not known yet: about as much as should
+            be accepted, and a token more of each.
         overhead_s: seconds of a step beside drafting and verifying.
     """
-    rows = len(batch) + sum([plan.depth * plan.width for plan in plans])
-    return AHEAD_TIMES * (cost.verify_seconds(len(batch), rows, batch.num_context, drafted=True) + overhead_s)
+    rows = float(len(batch))
+    for view, plan in zip(batch, plans, strict=True):
+        if plan.depth > 0:
+            rate = min(view.rate, MOST_CERTAIN_RATE)
+            accepted = rate * (1.0 - rate**plan.depth) / (1.0 - rate)
+            rows += min(plan.depth * plan.width, 1.0 + accepted)
+    verify_s = cost.verify_seconds(len(batch), round(rows), batch.num_context, drafted=True)
+    return max(LEAST_AHEAD_S, AHEAD_TIMES * (verify_s + overhead_s))
 
 
 def drafting_seconds(cost: CostModel, drafted: Sequence[Request], trees: TreeBatch) -> float:

@@ -238,8 +238,7 @@ class SchedulerShell:
                 case Verify(call):
                     workers = self._connected()[0]
                     workers.send_verify(encode(call))
-                    if self.core.planned_ahead.calls.ahead is not None:
-                        workers.cores.sent_ahead()
+                    workers.cores.sent(is_ahead=self.core.planned_ahead.calls.ahead is not None)
                     self._metrics.verify_sent(call, self.core)
                 case _:
                     others.append(action)

@@ -181,7 +181,7 @@ class ModelDrafter:
         """One forward of likely continuations of what was drafted last (see `drafters.draft_ahead`)."""
         if self._ahead is None:
             return False
-        if perf_counter() >= self._ahead_until:  # whoever computes beside it has its core's memory to itself
+        if perf_counter() >= self._ahead_until:
             self._ahead = None
             return False
         batch = [

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,34 +168,94 @@ def test_who_has_enough_of_its_core_stays_and_who_was_let_go_comes_back(
     assert kept_to == [{0}, {0, 1}, {0}]
 
 
-def test_who_may_leave_its_cores_is_not_watched_until_it_is_called_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ran = waited = 0.0
-    kept_to: list[set[int]] = []
-    monkeypatch.setattr(core_affinity, "scheduled", lambda thread: (ran, waited))
-    monkeypatch.setattr(core_affinity, "keep_to", lambda cores, thread: kept_to.append(set(cores)))
-    thread, now = KeptThread(1, {0}, {0, 1}), time.monotonic() + 1.0
+class Machine:
+    """What the system tells of a thread, and is told; times as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.ran = self.waited = 0.0
+        self.can_tell = True
+        self.kept_to: list[set[int]] = []
+        monkeypatch.setattr(core_affinity, "scheduled", lambda thread: self.times())
+        monkeypatch.setattr(core_affinity, "keep_to", lambda cores, thread: self.kept_to.append(set(cores)))
+        monkeypatch.setattr(core_affinity, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def times(self) -> tuple[float, float] | None:
+        return (self.ran, self.waited) if self.can_tell else None
+
+    def passes(self, seconds: float, *, ran: float = 0.0, waited: float = 0.0) -> None:
+        self.now += seconds
+        self.ran += ran * seconds
+        self.waited += waited * seconds
+
+
+def test_who_may_leave_its_cores_is_called_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    thread = KeptThread(1, {0}, {0, 1})
     thread.free(True)
     thread.free(True)
     assert not thread.is_kept
-    waited, now = waited + 5.0, now + 5.0
-    thread.look(now)
+    machine.passes(5.0, waited=1.0)
+    thread.look(machine.now)
     thread.free(False)
     assert thread.is_kept
-    thread.look(now + 1.0)  # what it waited for while it was free says nothing of its own core
-    assert kept_to == [{0}, {0, 1}, {0}]
+    machine.passes(1.0)
+    thread.look(machine.now)  # what it waited for while it was free says nothing of its own core
+    assert machine.kept_to == [{0}, {0, 1}, {0}]
     # One that starved on its core stays away from it for a while, whoever calls.
-    waited, now = waited + 0.95, now + 2.0
-    thread.look(now)
+    machine.passes(2.0, waited=0.5)
+    thread.look(machine.now)
     for is_free in (True, False, True):
         thread.free(is_free)
-    assert kept_to == [{0}, {0, 1}, {0}, {0, 1}]
-    thread.look(now + LET_GO_S)
-    assert kept_to == [{0}, {0, 1}, {0}, {0, 1}]
+    assert machine.kept_to == [{0}, {0, 1}, {0}, {0, 1}]
+    machine.passes(LET_GO_S)
+    thread.look(machine.now)
+    assert machine.kept_to == [{0}, {0, 1}, {0}, {0, 1}]
     thread.free(False)
     assert thread.is_kept
-    assert kept_to == [{0}, {0, 1}, {0}, {0, 1}, {0}]
+    assert machine.kept_to == [{0}, {0, 1}, {0}, {0, 1}, {0}]
+
+
+@pytest.mark.parametrize("each_s", [0.05, 0.2, 0.45])
+@pytest.mark.parametrize(("ran", "lets_go"), [(0.03, True), (0.3, False)])
+def test_who_starves_whenever_it_is_kept_is_let_go(
+    each_s: float, ran: float, lets_go: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps with drafts and without take turns, and it is watched once a second at whatever moment."""
+    machine = Machine(monkeypatch)
+    thread, looked_at = KeptThread(1, {0}, {0, 1}), 0.0
+    for _ in range(round(6.0 / each_s)):
+        thread.free(False)
+        machine.passes(each_s, ran=ran, waited=1.0 - ran)
+        if machine.now >= looked_at + 1.0:
+            thread.look(machine.now)
+            looked_at = machine.now
+        thread.free(True)
+        machine.passes(each_s, ran=0.9)
+    thread.free(False)
+    assert thread.is_kept is not lets_go
+
+
+def test_who_cannot_be_watched_is_not_called_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    thread = KeptThread(1, {0}, {0, 1})
+    machine.can_tell = False
+    thread.free(True)
+    assert machine.kept_to == [{0}, {0, 1}]
+    thread.free(False)
+    assert not thread.is_kept
+    assert machine.kept_to == [{0}, {0, 1}]
+    machine.can_tell = True
+    thread.free(False)
+    assert thread.is_kept
+    assert machine.kept_to == [{0}, {0, 1}, {0}]
+
+
+def test_who_may_run_anywhere_is_left_as_others_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    thread = KeptThread(1, {0, 1}, {0, 1})
+    for is_free in (True, False, True):
+        thread.free(is_free)
+    assert machine.kept_to == [{0, 1}]
 
 
 def test_no_cores_named_changes_nothing() -> None:

@@ -194,5 +194,15 @@ def test_the_scheduler_leaves_the_targets_core_while_steps_are_sent_ahead(
             if any(item.plan.depth for call in cell.draft_calls for item in call.items):
                 break
         assert usable_cores() == on_core
+        # Two of a kind in a row, or drafts; a target that is loaded anew begins anew.
+        for ahead, expected in ((1, on_core), (1, everywhere), (0, everywhere), (0, on_core), (1, on_core)):
+            cell.cores.sent(is_ahead=bool(ahead))
+            assert usable_cores() == expected
+        cell.cores.drafted()
+        cell.cores.sent(is_ahead=True)
+        assert usable_cores() == on_core
+        asyncio.run(cell.cores.settle(target, {VERIFIER: target}))
+        cell.cores.sent(is_ahead=True)
+        assert usable_cores() == on_core
     finally:
         keep_to(everywhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -126,7 +127,9 @@ def draft_with_both(
                 items.append(first)
             heard[name] = len(full)
         ahead = int(rng.integers(0, 4)) if rng.random() < 0.5 else 0
-        asked = DraftCall(call_id=1, items=items, stop_rule=data.draw(rules), ahead_s=float(ahead))
+        asked = DraftCall(
+            call_id=1, items=items, stop_rule=data.draw(rules), ahead_s=math.inf if ahead else 0.0
+        )
         found = device.draft(asked)
         assert_same(found, host.draft(asked))
         for _ in range(ahead):
