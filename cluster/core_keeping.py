@@ -10,8 +10,8 @@ from cluster.core_affinity import KeptThread, usable_cores
 from cluster.spawning import this_node
 from cluster.worker import VERIFIER, Worker
 
-# After so many steps sent ahead in a row more may follow, and after so many in turn those may: to change cores
-# costs some 50 microseconds.
+# After so many steps sent ahead more may follow, and after so many in turn those may: to change cores costs
+# some 50 microseconds.
 IN_A_ROW = 2
 
 
