@@ -18,9 +18,10 @@ from engine.attention_kinds import AttentionKind
 from engine.capturable import CapturableRunner
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of, resolve_device, seconds_of, synchronize
+from engine.experts import AnyLinear, FeedForward
 from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import AnyLinear, FeedForward, LlamaLayer, LlamaWeights
+from engine.llama_weights import LlamaLayer, LlamaWeights
 from engine.quantization import Quantization
 from engine.quantized_linear import make_linear
 from engine.rounding import rounded

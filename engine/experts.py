@@ -8,9 +8,12 @@ from typing import Protocol
 
 import torch
 
+from engine.adapted_linear import AdaptedLinear
 from engine.gated import gate
 from engine.linear import Linear
 from engine.quantized_linear import QuantizedLinear
+
+AnyLinear = Linear | QuantizedLinear | AdaptedLinear
 
 
 class Experts(Protocol):
@@ -31,14 +34,14 @@ class Experts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Expert:
-    """One of them: `gate_up` yields gate then up, `down` what comes out."""
+class FeedForward:
+    """A feed-forward network: `gate_up` yields gate then up."""
 
-    gate_up: Linear | QuantizedLinear
-    down: Linear | QuantizedLinear
+    gate_up: AnyLinear
+    down: AnyLinear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] of `x` [rows, hidden]."""
+        """[rows, hidden] of `x` [rows, hidden], which has all norms and gains."""
         return self.down(gate(self.gate_up(x)))
 
 
@@ -49,7 +52,7 @@ class SeparateExperts:
     numbers, whoever else is there.
     """
 
-    def __init__(self, experts: Sequence[Expert]) -> None:
+    def __init__(self, experts: Sequence[FeedForward]) -> None:
         self._experts = list(experts)
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +13,13 @@ import torch.nn.functional as F
 from engine.fp8 import Fp8Weight, concatenated
 from engine.fp8_product import Fp8Product
 from engine.padded_segments import power_of_two
+from engine.tiled_product import INPUTS_TILE
 from engine.weight_parts import Weight, widened
 
 #: Up to so many pairs of a row and an expert are put in order in one launch.
 MOST_AT_ONCE = 4096
+#: Most rows of a chunk, where its size is chosen by what tokens cost (`cluster.chunk_size`).
+MOST_CHUNK_ROWS = 2048
 _SUM_BLOCK = 1024
 
 
@@ -43,6 +47,13 @@ def tile_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
     tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
     each = -(-num_pairs // num_experts)
     return next((tile for tile in tiles if each <= tile.pairs), tiles[-1])
+
+
+def rows_with_other_tiles(num_experts: int, per_row: int, dtype: torch.dtype) -> list[int]:
+    """Least numbers of rows, up to those of a long chunk of a prompt, that are computed in another way."""
+    tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
+    pairs = [1, *(tile.pairs * num_experts + 1 for tile in tiles[:-1]), MOST_AT_ONCE + 1]
+    return sorted({rows for each in pairs if (rows := -(-each // per_row)) <= MOST_CHUNK_ROWS})
 
 
 class TritonRouter:
@@ -91,9 +102,14 @@ class Matrices:
         self._inputs: int | None = None
         of_eight_bits = [one for one in matrices if isinstance(one, Fp8Weight)]
         if len(of_eight_bits) == len(matrices):
-            stored = Fp8Product(concatenated(of_eight_bits))
+            whole = concatenated(of_eight_bits)
+            # Rows of float32 leave no room in registers for as many inputs as usually share a scale.
+            most = FLOAT32_TILES[0].inputs if dtype == torch.float32 else INPUTS_TILE
+            stored = Fp8Product(
+                whole.divided(math.gcd(whole.block, most)) if whole.scales.shape[1] > 1 else whole
+            )
             self.tensors, self.constants = (stored.numbers, stored.scales), stored.constants
-            self._inputs = stored.inputs_tile
+            self._inputs = stored.inputs_tile if stored.is_blocked else None
         else:
             stacked = torch.stack([widened(one, dtype) for one in matrices])
             self.tensors = (stacked, stacked)
@@ -105,7 +121,11 @@ class Matrices:
 
 
 class GroupedExperts:
-    """`engine.experts.Experts` that are computed together."""
+    """`engine.experts.Experts` that are computed together.
+
+    Attributes:
+        num_experts: how many there are.
+    """
 
     def __init__(self, gate_up: Sequence[Weight], down: Sequence[Weight], dtype: torch.dtype) -> None:
         """Of each expert a matrix [2 * units, hidden], gates first, and one [hidden, units]; rows of `dtype`.
@@ -114,14 +134,14 @@ class GroupedExperts:
             UnsuitableBlocks: if the kernels do not take their blocks.
         """
         self._gate_up, self._down = Matrices(gate_up, dtype), Matrices(down, dtype)
-        self._experts = len(down)
+        self.num_experts = len(down)
 
     def __call__(
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, tile: Tile | None = None
     ) -> torch.Tensor:
         """See `Experts`; `chosen` of int32. `tile` is by default the one for so many rows."""
         kernels: Any = importlib.import_module("engine.expert_kernels")
-        experts, (hidden, units) = self._experts, self._down.shape
+        experts, (hidden, units) = self.num_experts, self._down.shape
         rows, per_row = chosen.shape
         num_pairs = rows * per_row
         out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)

@@ -91,7 +91,8 @@ class LlamaAdapters:
             if unused:
                 raise UnsupportedModel(
                     f"adapter {adapter.name!r} changes `{unused[0]}`, which is none of the linear layers of "
-                    "attention and feed-forward in this model: only those can be served with adapters"
+                    "attention and feed-forward in this model: only those can be served with adapters, and "
+                    "none of experts (`runner: hf` serves some that `lean` does not)"
                 )
 
     def _cut(self, part: Part) -> dict[int, LowRank]:

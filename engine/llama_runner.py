@@ -15,8 +15,9 @@ from engine.attention_kinds import AttentionKind, make_attention
 from engine.capturable import Computed
 from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import to_device
+from engine.experts import AnyLinear, FeedForward
 from engine.gated import gate, gate_by_triton
-from engine.llama_weights import AnyLinear, FeedForward, LlamaWeights
+from engine.llama_weights import LlamaWeights
 from engine.mixture import Mixture
 from engine.norms import PendingNorm, normalised_by_triton
 from engine.runner import KeyTokens, ModelShape, Segment

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroup
 
-from engine.adapted_linear import AdaptedLinear, AdapterRows
+from engine.adapted_linear import AdapterRows
 from engine.adapter_files import Adapter, LowRank
 from engine.context_length import longest_sequence
+from engine.experts import AnyLinear, FeedForward
 from engine.linear import Linear
 from engine.llama_adapters import LlamaAdapters, Part
 from engine.mixture import Mixture
 from engine.mixture_weights import MIXTURES, expert_share, is_mixture, mixture_of, units_of
-from engine.quantized_linear import QuantizedLinear, make_linear
+from engine.quantized_linear import make_linear
 from engine.rotary import paired, rotation_table
 from engine.runner_options import RunnerOptions
 from engine.stored_llama import StoredLlama
@@ -29,17 +30,6 @@ if TYPE_CHECKING:  # importing it takes longer than all else of a start that doe
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"}) | MIXTURES
 # Rotary variants whose angles depend on the position alone; the others change with the sequence length.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-
-
-AnyLinear = Linear | QuantizedLinear | AdaptedLinear
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FeedForward:
-    """A layer's feed-forward network: `gate_up` yields gate then up."""
-
-    gate_up: AnyLinear
-    down: AnyLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,7 +260,13 @@ class _Share:
 
     def _mlp(self, name: str, mlp: Any, scale: torch.Tensor) -> FeedForward | Mixture:
         if is_mixture(mlp):
-            return mixture_of(mlp, scale, self._units_of, self._inputs_of, self.device)
+            shared = None
+            if getattr(mlp, "shared_expert", None) is not None:  # rows are given to it with their gain
+                shared = self._network(f"{name}.shared_expert", mlp.shared_expert, None)
+            return mixture_of(mlp, scale, self._units_of, self._inputs_of, self.device, shared)
+        return self._network(name, mlp, scale)
+
+    def _network(self, name: str, mlp: Any, scale: torch.Tensor | None) -> FeedForward:
         projections = {"gate_proj": mlp.gate_proj, "up_proj": mlp.up_proj}
         weights = {one: weight_of(linear) for one, linear in projections.items()}
         bias = None

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from engine.experts import Expert, Experts
+from engine.experts import Experts, FeedForward
 
 
 class Router(Protocol):
@@ -49,7 +49,7 @@ class SharedExpert:
         gate: [1, hidden].
     """
 
-    expert: Expert
+    expert: FeedForward
     gate: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from engine.experts import Expert, Experts, SeparateExperts
+from engine.experts import Experts, FeedForward, SeparateExperts
 from engine.grouped_experts import GroupedExperts, TritonRouter
 from engine.mixture import Mixture, Router, SharedExpert, TopRouter
 from engine.quantized_linear import make_linear
@@ -24,11 +25,11 @@ Cut = Callable[[Weight], Weight]
 def units_of(config: Any) -> dict[str, int]:
     """Units of the feed-forward networks of a Transformers configuration, by its names for them."""
     kind, names = _kind(config), ["intermediate_size"]
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        has_dense = bool(config.mlp_only_layers) or config.decoder_sparse_step > 1
+    if kind != "mixtral" and expert_share(config):
+        has_dense = not all(map(partial(_is_sparse, config), _layers(config)))
         names = ["moe_intermediate_size", *(names if has_dense else [])]
-    if kind == "qwen2_moe":
-        names.append("shared_expert_intermediate_size")
+        if kind == "qwen2_moe":
+            names.append("shared_expert_intermediate_size")
     return {name: int(getattr(config, name)) for name in names}
 
 
@@ -38,10 +39,22 @@ def _kind(config: Any) -> str:
 
 def expert_share(config: Any) -> float:
     """Of a layer's experts, how many each row is sent to; 0 of a model without any."""
-    if _kind(config) not in MIXTURES:
+    kind = _kind(config)
+    count = getattr(config, "num_local_experts" if kind == "mixtral" else "num_experts", 0)
+    if kind not in MIXTURES or not count or not any(map(partial(_is_sparse, config), _layers(config))):
         return 0.0
-    count = getattr(config, "num_experts", None) or config.num_local_experts
     return float(config.num_experts_per_tok / count)
+
+
+def _layers(config: Any) -> range:
+    return range(config.num_hidden_layers)
+
+
+def _is_sparse(config: Any, layer: int) -> bool:
+    """Whether a layer of one of `MIXTURES` with experts is a mixture, as their own code has it."""
+    if _kind(config) == "mixtral":
+        return True
+    return layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
 
 
 def why_not_experts(config: Any, device: torch.device) -> str | None:
@@ -60,7 +73,14 @@ def is_mixture(mlp: Any) -> bool:
     return hasattr(mlp, "experts")
 
 
-def mixture_of(mlp: Any, gain: torch.Tensor, units: Cut, inputs: Cut, device: torch.device) -> Mixture:
+def mixture_of(
+    mlp: Any,
+    gain: torch.Tensor,
+    units: Cut,
+    inputs: Cut,
+    device: torch.device,
+    shared: FeedForward | None,
+) -> Mixture:
     """The mixture that a Transformers module of one of `MIXTURES` is, or one rank's share of its units.
 
     Args:
@@ -69,15 +89,14 @@ def mixture_of(mlp: Any, gain: torch.Tensor, units: Cut, inputs: Cut, device: to
         units: cuts this rank's units out of matrices [units, inputs].
         inputs: the same of matrices [outputs, units].
         device: where it is to be.
+        shared: the network of its shared expert, if it has one.
     """
     weight, per_row = mlp.gate.weight.detach().to(device), mlp.gate.top_k
     sums_to_one, dtype = getattr(mlp.gate, "norm_topk_prob", True), weight.dtype
-    shared = None
-    if getattr(mlp, "shared_expert", None) is not None:
-        one = mlp.shared_expert
-        gate, up, back = map(weight_of, (one.gate_proj, one.up_proj, one.down_proj))
+    for_all = None
+    if shared is not None:
         own_gate = widened(weight_of(mlp.shared_expert_gate), dtype).detach().to(device)
-        shared = SharedExpert(_expert(*_cut(gate, up, back, units, inputs, dtype), dtype), own_gate)
+        for_all = SharedExpert(shared, own_gate)
     cut = [_cut(*matrices, units, inputs, dtype) for matrices in _matrices_of(mlp.experts)]
     router: Router
     experts: Experts
@@ -88,7 +107,7 @@ def mixture_of(mlp: Any, gain: torch.Tensor, units: Cut, inputs: Cut, device: to
     else:
         router = TopRouter(weight, per_row, sums_to_one=sums_to_one)
         experts = SeparateExperts([_expert(*matrices, dtype) for matrices in cut])
-    return Mixture(router, experts, shared, gain.to(device, dtype))
+    return Mixture(router, experts, for_all, gain.to(device, dtype))
 
 
 def _matrices_of(experts: Any) -> Iterator[tuple[Weight, Weight, Weight]]:
@@ -109,5 +128,5 @@ def _cut(
     return joined([units(gate), units(up)], dtype), inputs(down)
 
 
-def _expert(gate_up: Weight, down: Weight, dtype: torch.dtype) -> Expert:
-    return Expert(make_linear(gate_up, dtype=dtype), make_linear(down, dtype=dtype))
+def _expert(gate_up: Weight, down: Weight, dtype: torch.dtype) -> FeedForward:
+    return FeedForward(make_linear(gate_up, dtype=dtype), make_linear(down, dtype=dtype))

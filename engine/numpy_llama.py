@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention
+from engine.experts import AnyLinear, FeedForward
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import AnyLinear, FeedForward, LlamaLayer, LlamaWeights
+from engine.llama_weights import LlamaLayer, LlamaWeights
 from engine.runner import KeyTokens, ModelRunner, ModelShape, Segment
 
 Float32 = NDArray[np.float32]

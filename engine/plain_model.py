@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def read_model(
     extra: dict[str, Any],
     device: torch.device,
     trust_remote_code: bool = False,
+    takes_experts_apart: bool = False,
 ) -> PreTrainedModel:
     """The model of a directory, on the CPU unless `extra` says otherwise.
 
@@ -45,6 +47,8 @@ def read_model(
         extra: further arguments of Transformers' `from_pretrained`: sharding, or where to load to.
         device: where rounding is computed.
         trust_remote_code: run Python code that the directory names.
+        takes_experts_apart: leave experts in the file, each by itself, as they are there. Transformers puts
+            them together in memory, which every process of a model over ranks would have all of.
 
     Raises:
         UnsupportedModel: if it cannot be loaded, or not be rounded.
@@ -60,6 +64,29 @@ def read_model(
                 return load(Checkpoint(directory), config, dtype).eval()
         except UnreadableCheckpoint as error:
             raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
+    model = None
+    if route == "plain" and takes_experts_apart and not (trust_remote_code and hasattr(config, "auto_map")):
+        with suppress(UnreadableCheckpoint), refused(directory):  # else as any other
+            model = load(Checkpoint(directory), config, dtype).eval()
+    if model is None:
+        model = _read_by_transformers(directory, config, dtype, route, extra, trust_remote_code)
+    if quantization is not None and not round_linears(
+        model, quantization, keep=model.get_output_embeddings(), device=device
+    ):
+        raise UnsupportedModel(
+            f"`quantization` found nothing to round in {directory}: it has no linear layers"
+        )
+    return model
+
+
+def _read_by_transformers(
+    directory: Path,
+    config: Any,
+    dtype: torch.dtype,
+    route: Route,
+    extra: dict[str, Any],
+    trust_remote_code: bool,
+) -> PreTrainedModel:
     if route == "plain":
         extra = {**extra, "ignore_mismatched_sizes": True}  # they are told below
         if quantization_of(config):  # of something else than weights
@@ -71,12 +98,6 @@ def read_model(
         raise UnsupportedModel(
             f"the files in {directory} lack {len(made_up)} weights of {type(model).__name__} or have them in "
             f"another shape, among them {made_up[0]}: it is incomplete, or another kind of model's"
-        )
-    if quantization is not None and not round_linears(
-        model, quantization, keep=model.get_output_embeddings(), device=device
-    ):
-        raise UnsupportedModel(
-            f"`quantization` found nothing to round in {directory}: it has no linear layers"
         )
     return model
 

@@ -58,7 +58,7 @@ def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool
     if trust_remote_code and getattr(config, "auto_map", None):
         return "its code comes with it"
     try:
-        model = _skeleton(config, torch.bfloat16, "eager", layers)
+        model = _skeleton(config, torch.bfloat16, "eager", _modules(checkpoint))
     except (ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         return f"Transformers cannot build it: {error}"
     try:
@@ -116,7 +116,7 @@ def load(
     Raises:
         UnreadableCheckpoint: if a tensor is missing, or has another shape or type.
     """
-    model = _skeleton(config, dtype, attention, stored_layers(checkpoint))
+    model = _skeleton(config, dtype, attention, _modules(checkpoint))
     checkpoint = checkpoint.renamed(renaming_of(model))
     layers, directory = stored_layers(checkpoint), checkpoint.directory
     rest = _used(checkpoint, model)
@@ -185,10 +185,15 @@ def without_quantization(config: Any) -> Any:
     return plain
 
 
-def _skeleton(config: Any, dtype: torch.dtype, attention: str, quantized: Collection[str]) -> PreTrainedModel:
+def _modules(checkpoint: Checkpoint) -> set[str]:
+    """Names of the modules that have tensors of their own."""
+    return {name.rpartition(".")[0] for name in checkpoint.names}
+
+
+def _skeleton(config: Any, dtype: torch.dtype, attention: str, modules: Collection[str]) -> PreTrainedModel:
     """The model without its weights; the buffers it makes itself are there.
 
-    Experts have layers of their own where some of those that are `quantized`, by their names, are experts'.
+    Experts have layers of their own where some of the checkpoint's `modules`, by their names, are such.
     """
     plain = without_quantization(config)
     # Random numbers for weights that are not there take most of the time; buffers need what is done to them.
@@ -199,8 +204,8 @@ def _skeleton(config: Any, dtype: torch.dtype, attention: str, quantized: Collec
     for weight in model.parameters():
         vars(weight)["_is_hf_initialized"] = True
     model.init_weights()
-    if are_separate(quantized):
-        separate(model, quantized)
+    if are_separate(modules):
+        separate(model, modules)
     return model
 
 

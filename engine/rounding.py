@@ -10,7 +10,7 @@ from engine.fp8_module import StoredFp8Linear
 from engine.integer_module import StoredIntegerLinear
 from engine.quantization import Quantization
 from engine.quantized_linear import QuantizedWeight
-from engine.separated_experts import separate
+from engine.separated_experts import separated
 from engine.stored_linear import StoredLinear, layers_of
 
 
@@ -33,10 +33,18 @@ def round_linears(
     What the model computes afterwards is what it is: another model than before. Each weight is rounded on
     `device`, where it is by default, and stays where it was.
     """
-    separate(model)
+    num_rounded = 0
+    for experts in separated(model):  # one after the other: floats of all take more than the model did
+        num_rounded += _round(experts, quantization, None, device)
+    return num_rounded + _round(model, quantization, keep, device)
+
+
+def _round(
+    module: nn.Module, quantization: Quantization, keep: nn.Module | None, device: torch.device | None
+) -> int:
     layers = [
         (parent, name, child)
-        for parent, name, child in layers_of(model)
+        for parent, name, child in layers_of(module)
         if type(child) is nn.Linear and child is not keep
     ]
     for parent, name, child in layers:

@@ -6,7 +6,7 @@ Transformers keeps a layer's experts in one tensor of floats. Quantized ones are
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,12 +82,19 @@ def separate(model: nn.Module, modules: Collection[str] = ()) -> None:
         model: the model.
         modules: names of linear layers in its checkpoint, which tell how those of experts are called.
     """
+    for _ in separated(model, modules):
+        pass
+
+
+def separated(model: nn.Module, modules: Collection[str] = ()) -> Iterator[SeparatedExperts]:
+    """The same one by one: what of each is replaced before the next is asked for, is gone."""
     called = {module.rpartition(".")[2] for module in modules if _is_of_expert(module.split("."))}
     names = next((naming for naming in _NAMINGS if called <= set(naming)), _NAMINGS[0])
-    found = [(name, module) for name, module in model.named_modules() if can_be_separated(module)]
-    for name, module in found:
+    for name in [name for name, module in model.named_modules() if can_be_separated(module)]:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, SeparatedExperts(module, names))
+        experts = SeparatedExperts(model.get_submodule(name), names)
+        setattr(model.get_submodule(parent), own, experts)
+        yield experts
 
 
 def _is_of_expert(path: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from engine.hf_adapters import adapted
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share, why_not_lean
+from engine.mixture_check import check_mixtures
 from engine.mixture_weights import expert_share, why_not_experts
 from engine.model_config import read_config, refused
 from engine.plain_model import put_beside, read_model
@@ -115,6 +116,7 @@ def load_through_transformers(
         extra=extra,
         device=device,
         trust_remote_code=options.trust_remote_code,
+        takes_experts_apart=lean and expert_share(config) > 0.0,
     )
     is_quantized = route == "quantized" or options.quantization is not None
     if is_quantized and not runs_triton(device):
@@ -190,5 +192,8 @@ def _self_test(
 
     with refused(directory):
         check_runner(runner, reference, model.dtype, model.named_parameters())
+        if isinstance(runner, LlamaRunner):
+            with widened(model):
+                check_mixtures(runner.weights, model)
         for number, adapter in enumerate(adapters, 1):
             check_runner(runner, partial(reference, adapter=adapter), model.dtype, adapter=number)

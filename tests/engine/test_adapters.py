@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from engine.adapted_linear import adapters_on
 from engine.adapter_files import read_adapter
 from engine.cuda_graphs import GraphedRunner
+from engine.experts import FeedForward
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import FeedForward, load_llama_weights
+from engine.llama_weights import load_llama_weights
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.runner import ModelRunner, Segment
 from tests.engine import tiny_adapters, tiny_models

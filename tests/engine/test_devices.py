@@ -20,11 +20,11 @@ from engine.devices import (
     seconds_of,
     see_only_gpu,
 )
-from engine.experts import Expert, SeparateExperts
+from engine.experts import FeedForward, SeparateExperts
 from engine.gpu_sharing import why_by_turns
 from engine.kv_budget import KVBudget, NotEnoughMemory
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import FeedForward, load_llama_weights
+from engine.llama_weights import load_llama_weights
 from engine.loading import UnsupportedModel, load_runner
 from engine.mixture import TopRouter
 from tests.engine import tiny_models
@@ -113,7 +113,7 @@ def test_weights_go_to_the_device_named_and_the_model_stays() -> None:
         weights = load_llama_weights(model, device=meta)
         linears = [weights.head, *(getattr(layer, n) for layer in weights.layers for n in ("qkv", "out"))]
         tensors = [weights.embedding, weights.head_scale, weights.rotation, weights.norm_floor]
-        networks: list[FeedForward | Expert] = []
+        networks: list[FeedForward] = []
         for layer in weights.layers:
             if isinstance(layer.mlp, FeedForward):
                 networks.append(layer.mlp)

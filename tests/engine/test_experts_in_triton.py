@@ -10,9 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import grouped_experts
-from engine.experts import Expert, SeparateExperts
+from engine.experts import FeedForward, SeparateExperts
 from engine.fp8 import quantized
-from engine.grouped_experts import FLOAT32_TILES, TILES, GroupedExperts, Tile, TritonRouter, tile_of
+from engine.grouped_experts import (
+    FLOAT32_TILES,
+    MOST_AT_ONCE,
+    TILES,
+    GroupedExperts,
+    Matrices,
+    Tile,
+    TritonRouter,
+    rows_with_other_tiles,
+    tile_of,
+)
 from engine.linear import Linear
 from engine.mixture import TopRouter
 from tests.engine.compiling import Kernel, compiled
@@ -69,7 +79,7 @@ def test_experts_all_at_once_are_each_by_itself(
     )
     chosen, weights = router(x)
     alone = SeparateExperts(
-        [Expert(Linear(a), Linear(b)) for a, b in zip(gate_up.float(), down.float(), strict=True)]
+        [FeedForward(Linear(a), Linear(b)) for a, b in zip(gate_up.float(), down.float(), strict=True)]
     )
     expected = alone(x.float(), chosen, weights)
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +115,7 @@ def test_experts_of_eight_bits_are_what_their_numbers_say(
         torch.randn(num_experts, hidden, generator=generator), per_row, sums_to_one=True
     )(x)
     floats = ([one.dequantized(torch.float32) for one in each] for each in (gate_up, down))
-    alone = SeparateExperts([Expert(Linear(a), Linear(b)) for a, b in zip(*floats, strict=True)])
+    alone = SeparateExperts([FeedForward(Linear(a), Linear(b)) for a, b in zip(*floats, strict=True)])
     got = GroupedExperts(gate_up, down, torch.float32)(x, chosen.int(), weights)
     torch.testing.assert_close(got, alone(x, chosen, weights), atol=1e-5, rtol=1e-5)
 
@@ -118,11 +128,12 @@ def test_scales_are_shared_by_neighbours_of_one_expert() -> None:
     experts = GroupedExperts(gate_up, down, torch.float32)
     assert experts._gate_up.constants["GROUP"] == 128
     assert experts._down.constants["GROUP"] == 1
-    assert experts._gate_up.inputs_tile(64) == 128
+    assert experts._gate_up.inputs_tile(64) == 32
+    assert Matrices(gate_up, torch.bfloat16).inputs_tile(64) == 128
     x = torch.randn(2, 130, generator=generator).mul_(0.1)
     chosen, weights = torch.tensor([[2], [1]], dtype=torch.int32), torch.ones(2, 1)
     for row, number in enumerate((2, 1)):
-        expert = Expert(*(Linear(each[number].dequantized(torch.float32)) for each in (gate_up, down)))
+        expert = FeedForward(*(Linear(each[number].dequantized(torch.float32)) for each in (gate_up, down)))
         got = experts(x, chosen, weights)[row]
         torch.testing.assert_close(got, expert(x[row : row + 1])[0], atol=1e-3, rtol=1e-4)
 
@@ -168,6 +179,21 @@ def test_the_tile_is_by_how_many_rows_an_expert_has() -> None:
     assert found == [16, 16, 32, 64, 128, 128]
     exact = [tile_of(128 * each, 128, torch.float32).pairs for each in pairs_each]
     assert exact == [16, 16, 32, 32, 32, 32]
+
+
+def test_every_way_to_compute_rows_is_tried_when_loading() -> None:
+    """Of Qwen3-30B-A3B: a tile for each so many rows of an expert, and pairs that are sorted."""
+    rows = rows_with_other_tiles(128, 8, torch.bfloat16)
+    assert rows == [1, 257, 513, 1025]
+    assert [tile_of(8 * each, 128, torch.bfloat16) for each in rows] == [
+        TILES[0],
+        TILES[1],
+        TILES[2],
+        TILES[3],
+    ]
+    assert MOST_AT_ONCE // 8 < 513
+    assert rows_with_other_tiles(8, 2, torch.bfloat16) == [1, 65, 129, 257]
+    assert rows_with_other_tiles(64, 1, torch.float32) == [1, 1025]
 
 
 @pytest.mark.parametrize(

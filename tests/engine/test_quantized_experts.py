@@ -99,6 +99,19 @@ def test_experts_that_compute_otherwise_stay_together() -> None:
     assert not can_be_separated(other)
 
 
+def test_experts_of_floats_beside_quantized_attention_are_read(tmp_path: Path) -> None:
+    quantized, floats = write("mixtral", "awq", tmp_path / "quantized", tmp_path / "floats")
+    exact = load_file(floats / "model.safetensors")
+    file = quantized / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(file).items() if ".experts." not in name}
+    tensors |= {name: tensor for name, tensor in exact.items() if ".experts." in name}
+    save_file(tensors, file, {"format": "pt"})
+    expected = logits_of(load_runner(floats, num_slots=128), 1)
+    for runner in (load_runner(quantized, num_slots=128, runner=kind) for kind in ("lean", "hf")):
+        for got, wide in zip(logits_of(runner, 1), expected, strict=True):
+            torch.testing.assert_close(got, wide, atol=2e-4, rtol=1e-4)
+
+
 def test_an_expert_that_lacks_its_weight_is_told(tmp_path: Path) -> None:
     directory = fp8_models.write("mixtral", "fine-grained", tmp_path)
     file = directory / "model.safetensors"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.cuda_graphs import GraphedRunner
-from engine.experts import Expert, SeparateExperts
+from engine.experts import FeedForward, SeparateExperts
 from engine.fp8 import quantized
 from engine.grouped_experts import MOST_AT_ONCE, GroupedExperts, TritonRouter
 from engine.linear import Linear
@@ -95,7 +95,7 @@ def test_experts_all_at_once_are_each_by_itself(
         experts = GroupedExperts([*gate_up.to(cuda)], [*down.to(cuda)], dtype)
     got = experts(x.to(cuda), chosen, weights)
     alone = SeparateExperts(
-        [Expert(Linear(a.float()), Linear(b.float())) for a, b in zip(gate_up, down, strict=True)]
+        [FeedForward(Linear(a.float()), Linear(b.float())) for a, b in zip(gate_up, down, strict=True)]
     )
     expected = alone(x.float(), chosen.cpu().long(), weights.cpu())
     torch.testing.assert_close(got.cpu().float(), expected, atol=2e-2, rtol=2e-2)
