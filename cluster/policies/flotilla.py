@@ -132,7 +132,8 @@ class Flotilla:
                 self._rest.begin(n, PROBE_RUN, context)
                 return [NO_DRAFT] * n
         elif depth == 0 and not is_urgent:
-            if batch.num_drafting and self._try_drafts.tries(context.step, drafted / plain):
+            times = max(1.0, outlook.drafted_s / outlook.plain_s)
+            if batch.num_drafting and self._try_drafts.tries(context.step, drafted / plain, times):
                 return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
             self._rest_after_look(batch, context)
             return [NO_DRAFT] * n

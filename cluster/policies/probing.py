@@ -28,12 +28,14 @@ class Probing:
         """Whether `tries` would have the step be one."""
         return step < self._until or step >= self._due
 
-    def tries(self, step: int, worth: float) -> bool:
+    def tries(self, step: int, worth: float, times: float = 1.0) -> bool:
         """Whether the step at hand is to be one of the kind that is not believed to pay.
 
         Args:
             step: number of the step.
             worth: goodput that such a step is believed to have, by that of the best; above 0, at most 1.
+            times: as many times as long as the others such a step is believed to take, at least 1: tries are
+                spent time, not steps.
         """
         if step < self._until:
             return True
@@ -41,5 +43,5 @@ class Probing:
             return False
         interval = PROBE_RUN * (1.0 / max(worth, 1e-3) - 1.0) / MOST_SPENT
         self._until = step + PROBE_RUN
-        self._due = step + int(min(max(interval, LEAST_INTERVAL), MOST_INTERVAL))
+        self._due = step + int(min(times * max(interval, LEAST_INTERVAL), MOST_INTERVAL))
         return True

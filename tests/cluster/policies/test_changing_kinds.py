@@ -11,6 +11,7 @@ from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel, CostProfile
 from cluster.linear_cost import LinearCost
 from cluster.policies.flotilla import Flotilla
+from cluster.policies.probing import Probing
 from cluster.step_overhead import StepOverhead
 from tests.cluster.policies.batches import context, request
 
@@ -112,6 +113,7 @@ def test_plain_steps_are_tried_again_however_slow_they_were(times: float) -> Non
     machine.run(0.15, 600)
     for _ in range(40):
         machine.step(0.15, times)
+    machine.policy._try_drafts = Probing()  # now of all times drafts are tried
     assert machine.run(0.15, 200) > 0.8
     machine.run(0.15, 3000)
     assert machine.run(0.15, 200) < 0.2

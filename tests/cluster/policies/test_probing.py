@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from cluster.policies.probing import LEAST_INTERVAL, MOST_INTERVAL, MOST_SPENT, PROBE_RUN, Probing
 
 
-def tried(worth: float, num_steps: int, first_step: int = 0) -> list[bool]:
+def tried(worth: float, num_steps: int, first_step: int = 0, times: float = 1.0) -> list[bool]:
     probing = Probing(first_step)
-    return [probing.tries(step, worth) for step in range(num_steps)]
+    return [probing.tries(step, worth, times) for step in range(num_steps)]
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 100))
@@ -37,3 +37,13 @@ def test_they_cost_hardly_more_than_their_share(worth: float) -> None:
 
 def test_what_is_nearly_as_good_is_tried_more_often() -> None:
     assert sum(tried(0.95, 5000)) > sum(tried(0.7, 5000)) > sum(tried(0.3, 5000)) > 0
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0, 3.9])
+def test_of_time_no_more_is_spent_however_long_a_try_takes(times: float) -> None:
+    tries = tried(0.97, 100 * MOST_INTERVAL, times=times)
+    spent = times * sum(tries) / (times * sum(tries) + len(tries) - sum(tries))
+    assert spent <= 1.02 * PROBE_RUN / LEAST_INTERVAL
+    # However long, they do not come more seldom than so.
+    rare = tried(0.97, 10 * MOST_INTERVAL, times=50.0)
+    assert sum(rare) == 10 * PROBE_RUN
