@@ -52,6 +52,7 @@ class CallParts(NamedTuple):
         prompts_s: what prompts add to that.
         profile_s: the whole, as the profile without corrections says.
         profile_decoding_s: of that, what decodes alone.
+        num_decoding: rows that decode.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class CallParts(NamedTuple):
     prompts_s: float
     profile_s: float
     profile_decoding_s: float
+    num_decoding: float
 
     @property
     def seconds(self) -> float:

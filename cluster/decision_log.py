@@ -219,6 +219,7 @@ class DecisionLog:
             corrections=context.cost.corrections,
             calibration=versions,
             kinds=kinds,
+            plain_by_size=context.cost.plain_by_size,
         )
 
     def _table(self, drafter: str, calibration: Calibration) -> CalibrationTable:

@@ -332,7 +332,7 @@ class MeasuredCount:
             if name not in VERIFY and not name.endswith(PER_CALL):
                 corrections[name] = max(1.0, correction) if held is None else held.get(name, correction)
         return Machine(
-            CostModel.corrected(cost.profile, corrections, cost.kinds),
+            CostModel.corrected(cost.profile, corrections, cost.kinds, cost.plain_by_size),
             self.drafters_at_once,
             max_depth=self.max_depth,
         )

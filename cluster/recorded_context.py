@@ -62,7 +62,7 @@ def restored_context(
         )
     try:
         return StepContext(
-            cost=CostModel.corrected(profile, recorded.corrections, recorded.kinds),
+            cost=CostModel.corrected(profile, recorded.corrections, recorded.kinds, recorded.plain_by_size),
             calibration=calibration,
             **recorded.values,
         )

@@ -349,7 +349,7 @@ class Flotilla:
         layer_s = {name: cost.draft_layer_seconds(name, 1, width) for name in load}
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
-        plain = n / (plain_s - spent_on_prompts(context, drafted=False))
+        plain = n / (plain_s - spent_on_prompts(n, context, drafted=False))
         best_depth, best, best_s, best_draft_s, by_rates = 0, 0.0, 0.0, 0.0, 0.0
         by_depth = [0.0]
         drafts_s = [
@@ -358,7 +358,7 @@ class Flotilla:
         ]
         # Drafters work at the same time.
         slowest_s = drafts_s[0] if len(drafts_s) == 1 else [max(each) for each in zip(*drafts_s, strict=True)]
-        spent_s = spent_on_prompts(context, drafted=True)
+        spent_s = spent_on_prompts(n, context, drafted=True)
         roots_s = cost.verify_seconds(n, n, num_context, drafted=True)
         until_s = [0.0, *added_by_drafts(batch, round(drafted[-1]), context).cumsum().tolist()]
         for depth in range(1, deepest + 1):
