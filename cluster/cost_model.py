@@ -27,6 +27,10 @@ VERIFY = (VERIFY_PLAIN, VERIFY_DRAFTED, VERIFY_PROMPTS)
 # Name, after a drafter's, of what its calls take besides their layers, as a multiple of its smallest forward.
 PER_CALL = " per call"
 
+# Plain forwards are slow until so many times a drafted one's time is over: drafters still compute ahead, and
+# read what they missed.
+SETTLED_AFTER = 3.0
+
 Float64 = NDArray[np.float64]
 
 
@@ -75,6 +79,8 @@ class CostModel:
     _drifts: DriftWatch = field(default_factory=DriftWatch)
     # Kinds of the last two forwards in which anything was decoded.
     _decoded: tuple[str, str] = ("", "")
+    # Seconds of forwards until those without drafts have settled.
+    _unsettled_s: float = 0.0
 
     def verify_seconds(
         self,
@@ -251,8 +257,9 @@ class CostModel:
     def observe_call(self, parts: CallParts, actual: float) -> None:
         """Learn from a verify forward: each part is corrected by its share of what was predicted.
 
-        Of decoding only if one of the last two was of its kind: the first after others is slower than those
-        that follow, and would make what is rare seem too dear ever to become common.
+        Of decoding after drafts only if one of the last two was of its kind, without only once drafters have
+        come to rest: those after others are slower than those that follow, and would make what is rare seem
+        too dear ever to become common.
 
         Args:
             parts: as predicted.
@@ -269,7 +276,11 @@ class CostModel:
             if parts.kind == VERIFY_PLAIN:
                 for call in self._calls.values():
                     call.missed()
-            if parts.kind in before:
+            is_settled = self._unsettled_s <= 0.0 if parts.kind == VERIFY_PLAIN else parts.kind in before
+            self._unsettled_s -= actual
+            if parts.kind == VERIFY_DRAFTED:
+                self._unsettled_s = SETTLED_AFTER * parts.decoding_s
+            if is_settled:
                 self._correct(
                     parts.kind, actual / predicted, parts.decoding_s / predicted, parts.num_decoding
                 )

@@ -63,8 +63,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         corrections: factors on the predictions of the cost profile, by model; 1 where not named.
         calibration: versions of the calibration tables, by drafter kind.
         kinds: of the batch's drafter instances, where that is not their own name.
-        plain_by_size: those of plain verify forwards of 1, 2, 4, ... rows; left out in records from before there
-            were such, when `verifier` held for all.
+        plain_by_size: those of plain verify forwards of 1, 2, 4, ... rows. Records from before there were
+            such lack them: `verifier` holds for all.
     """
 
     values: dict[str, Any]

@@ -34,6 +34,8 @@ from engine.tree_batch import TreeBatch
 PROBE_DEPTH = 3
 # And while it pays, some do not draft, unless it is believed to bring this many times as much.
 SURELY_PAYS = 2.0
+# A try of plain steps has at most so many times as many steps as one of drafts.
+MOST_PLAIN = 4.0
 # Of more than a few requests drafters must read some anew after plain steps, and bring less until then: who
 # drafts goes on while it brings this share of what plain steps would.
 STILL_PAYS = 0.95
@@ -92,6 +94,9 @@ class Flotilla:
         if not batch:
             return
         batch = DecodeBatch.of(batch)
+        if self._try_plain.is_running(context.step) and not self._is_urgent(batch, context):
+            self._rest.begin(len(batch), PROBE_RUN, context)
+            return
         outlook = self._look(batch, 1, context)
         if outlook.drafted > outlook.plain and self._makes_late(batch, outlook):
             if not self._try_drafts.is_due(context.step):
@@ -128,7 +133,9 @@ class Flotilla:
             if is_urgent and best_depth:
                 depth, goodput = best_depth, drafted
         if not is_urgent and depth and plain_at_best(plain, batch, context) * SURELY_PAYS > drafted:
-            if self._try_plain.tries(context.step, plain / drafted):
+            # As much time as a try of drafts has: plain steps are slower until drafters have come to rest.
+            times = min(max(outlook.drafted_s / outlook.plain_s, 1.0), MOST_PLAIN)
+            if self._try_plain.tries(context.step, plain / drafted, num_steps=round(times * PROBE_RUN)):
                 self._rest.begin(n, PROBE_RUN, context)
                 return [NO_DRAFT] * n
         elif depth == 0 and not is_urgent:

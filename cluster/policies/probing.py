@@ -24,11 +24,15 @@ class Probing:
         self._due = first_step
         self._until = 0
 
+    def is_running(self, step: int) -> bool:
+        """Whether the step is in the middle of a try."""
+        return step < self._until
+
     def is_due(self, step: int) -> bool:
         """Whether `tries` would have the step be one."""
-        return step < self._until or step >= self._due
+        return self.is_running(step) or step >= self._due
 
-    def tries(self, step: int, worth: float, times: float = 1.0) -> bool:
+    def tries(self, step: int, worth: float, times: float = 1.0, num_steps: int = PROBE_RUN) -> bool:
         """Whether the step at hand is to be one of the kind that is not believed to pay.
 
         Args:
@@ -36,12 +40,15 @@ class Probing:
             worth: goodput that such a step is believed to have, by that of the best; above 0, at most 1.
             times: as many times as long as the others such a step is believed to take, at least 1: tries are
                 spent time, not steps.
+            num_steps: of a try.
         """
-        if step < self._until:
+        if self.is_running(step):
             return True
         if step < self._due:
             return False
         interval = PROBE_RUN * (1.0 / max(worth, 1e-3) - 1.0) / MOST_SPENT
-        self._until = step + PROBE_RUN
-        self._due = step + int(min(times * max(interval, LEAST_INTERVAL), MOST_INTERVAL))
+        self._until = step + num_steps
+        self._due = (
+            step + num_steps - PROBE_RUN + int(min(times * max(interval, LEAST_INTERVAL), MOST_INTERVAL))
+        )
         return True

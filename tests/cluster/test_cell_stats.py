@@ -41,7 +41,7 @@ def measured(e2e_ms: float) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("e2e_ms", "num_counted", "least", "most"),
-    [(1e6, 36, 1.0, 1.0), (250.0, 36, 0.2, 0.8), (1.0, 0, 1.0, 1.0)],
+    [(1e6, 36, 1.0, 1.0), (280.0, 36, 0.2, 0.8), (1.0, 0, 1.0, 1.0)],
 )
 def test_a_time_for_the_whole_answer_is_an_objective(
     e2e_ms: float, num_counted: int, least: float, most: float

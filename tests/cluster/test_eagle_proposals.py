@@ -16,7 +16,7 @@ from cluster.head_proposals import PROBE_STEPS
 from cluster.linear_cost import LinearCost
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.fixed import Fixed
-from cluster.policies.rest import REST_OF_FEW
+from cluster.policies.probing import PROBE_RUN
 from drafters.messages import DraftPlan
 from tests.cluster.ahead_world import is_ahead
 from tests.cluster.heads_world import (
@@ -184,7 +184,7 @@ def test_while_drafting_does_not_pay_eagle_is_asked_once_in_many_steps() -> None
 def test_proposals_are_asked_for_as_soon_as_a_look_finds_that_drafts_pay(
     kind: Literal["heads", "eagle"],
 ) -> None:
-    """A policy that tries plain steps rests for a few; what it planned last was without drafts."""
+    """A policy that tries plain steps rests for as long; what it planned last was without drafts."""
     target, head = LinearCost(delta=5e-3, gamma=1e-4), LinearCost(delta=2e-4, rho=1e-3)
     profile = CostProfile(target=target, drafters={"heads": head}, overhead_s=2e-3)
     world = HeadsWorld("flotilla", profile, 0.5, kind=kind)
@@ -194,8 +194,8 @@ def test_proposals_are_asked_for_as_soon_as_a_look_finds_that_drafts_pay(
     plain = "".join(" " if asked(call) or drafted(call) else "p" for call in world.calls).split()
     tries = [steps for steps in plain if len(steps) > 1]
     assert tries
-    # Those that are sent ahead, and before them the one that the policy planned; after them it looks.
-    assert max(map(len, tries)) <= REST_OF_FEW + 1
+    # A try, and the step in which the last proposals for plain steps are verified.
+    assert max(map(len, tries)) <= PROBE_RUN + 1
 
 
 def test_who_comes_back_to_eagle_brings_no_rule_of_old() -> None:
