@@ -254,6 +254,11 @@ class CostModel:
         account = self.accounts.get(model) or self.accounts.setdefault(model, CostAccount())
         account.add(predicted, actual)
 
+    @property
+    def has_settled(self) -> bool:
+        """Whether drafters have come to rest since they were asked last."""
+        return self._unsettled_s <= 0.0
+
     def observe_call(self, parts: CallParts, actual: float) -> None:
         """Learn from a verify forward: each part is corrected by its share of what was predicted.
 
@@ -276,11 +281,11 @@ class CostModel:
             if parts.kind == VERIFY_PLAIN:
                 for call in self._calls.values():
                     call.missed()
-            is_settled = self._unsettled_s <= 0.0 if parts.kind == VERIFY_PLAIN else parts.kind in before
+            counts = self.has_settled if parts.kind == VERIFY_PLAIN else parts.kind in before
             self._unsettled_s -= actual
             if parts.kind == VERIFY_DRAFTED:
                 self._unsettled_s = SETTLED_AFTER * parts.decoding_s
-            if is_settled:
+            if counts:
                 self._correct(
                     parts.kind, actual / predicted, parts.decoding_s / predicted, parts.num_decoding
                 )

@@ -380,8 +380,10 @@ class StepPlanner:
         self.totals.step_target_s += max(0.0, result.seconds - forward_s - heads_s)
         self.step_s += SMOOTHING * (min(iteration.elapsed_s, MOST_TIMES * self.step_s) - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
-        drafted, was_ahead = iteration.drafted, iteration.was_ahead
-        self.overhead.observe(len(result.verdicts), overhead, drafted=drafted, was_ahead=was_ahead)
+        count, drafted, ahead = len(result.verdicts), iteration.drafted, iteration.was_ahead
+        self.overhead.observe(
+            count, overhead, drafted=drafted, was_ahead=ahead, settled=self.cost.has_settled
+        )
 
     def context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:
         """What a policy may read now besides so many requests."""

@@ -47,13 +47,32 @@ class StepOverhead:
         """Seconds beside drafting and the forward of a step in which so many requests take part."""
         return self._drafted.expected_s(PER_REQUEST_S * num_requests)
 
-    def observe(self, num_requests: int, seconds: float, *, drafted: bool, was_ahead: bool = False) -> None:
+    def observe(
+        self,
+        num_requests: int,
+        seconds: float,
+        *,
+        drafted: bool,
+        was_ahead: bool = False,
+        settled: bool = True,
+    ) -> None:
         """One step; one that decodes nothing says nothing, nor does one after two of the other kind.
 
-        Such a step pays for the change: drafters read what they missed, or still compute ahead. But a plain
-        one counts where those that follow are sent ahead: each run of them begins with such a step.
+        Such a step pays for the change: drafters read what they missed, or still compute ahead. A plain one
+        counts where those that follow are sent ahead, for the policy looks in such steps.
+
+        Args:
+            num_requests: that decoded.
+            seconds: beside drafting and the forward.
+            drafted: whether any was drafted for.
+            was_ahead: whether it was sent before the step before was answered.
+            settled: whether plain steps are what they are without drafters (`CostModel.has_settled`). For
+                as long as they are not, they say nothing.
         """
         if not num_requests:
+            return
+        if not (drafted or settled):
+            self._before = (self._before[1], self._plain)
             return
         if not drafted:
             self._share_ahead += SMOOTHING * (was_ahead - self._share_ahead)
