@@ -53,8 +53,7 @@ class StepPlanner:
         self.policy = policy
         self._draft_ahead = scheduler.draft_ahead or 0
         pool.switching.most_at_once = max(1, self._draft_ahead)
-        self.cost = cost
-        self.pool = pool
+        self.cost, self.pool = cost, pool
         self.calibration = Calibration(cost.kinds)
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
@@ -381,9 +380,8 @@ class StepPlanner:
         self.step_s += SMOOTHING * (min(iteration.elapsed_s, MOST_TIMES * self.step_s) - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
         count, drafted, ahead = len(result.verdicts), iteration.drafted, iteration.was_ahead
-        self.overhead.observe(
-            count, overhead, drafted=drafted, was_ahead=ahead, settled=self.cost.has_settled
-        )
+        settled = self.cost.has_settled
+        self.overhead.observe(count, overhead, drafted=drafted, was_ahead=ahead, settled=settled)
 
     def context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:
         """What a policy may read now besides so many requests."""
