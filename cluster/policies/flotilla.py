@@ -38,7 +38,7 @@ SURELY_PAYS = 2.0
 MOST_PLAIN = 4.0
 # Of more than a few requests drafters must read some anew after plain steps, and bring less until then: who
 # drafts goes on while it brings this share of what plain steps would.
-STILL_PAYS = 0.95
+STILL_PAYS = 0.92
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
 CHEAP_SHARE = 0.25
 # Share of a drafter's wrong first choices where its second is right.
