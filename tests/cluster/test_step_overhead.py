@@ -60,6 +60,20 @@ def test_plain_steps_to_come_are_as_those_sent_ahead_and_the_first_in_turn_of_ea
     assert overhead.drafted_s(8) == pytest.approx(2e-3, rel=0.1)
 
 
+def test_plain_steps_say_nothing_until_they_have_settled() -> None:
+    """Nor does the next step with drafts count as one after its own kind for that."""
+    overhead = StepOverhead(1e-3, sends_ahead=True)
+    for _ in range(40):
+        for place in range(10):
+            overhead.observe(8, 9e-3 if place == 0 else 2e-3, drafted=True)
+        overhead.observe(8, 1.5e-3, drafted=False, settled=False)
+        overhead.observe(8, 1e-3, drafted=False, was_ahead=True, settled=False)
+        for _ in range(4):
+            overhead.observe(8, 3e-4, drafted=False, was_ahead=True)
+    assert overhead.plain_s(8) == pytest.approx(3e-4, rel=0.02)
+    assert overhead.drafted_s(8) == pytest.approx(2e-3, rel=0.1)
+
+
 def test_where_no_step_is_sent_ahead_for_long_plain_ones_wait_for_the_scheduler() -> None:
     """As where all requests follow grammars; and until one is again."""
     overhead = StepOverhead(1e-3, sends_ahead=True)

@@ -39,6 +39,24 @@ def test_what_is_nearly_as_good_is_tried_more_often() -> None:
     assert sum(tried(0.95, 5000)) > sum(tried(0.7, 5000)) > sum(tried(0.3, 5000)) > 0
 
 
+@pytest.mark.parametrize("num_steps", [PROBE_RUN, 4 * PROBE_RUN])
+def test_a_longer_try_is_one_run_and_no_more_frequent(num_steps: int) -> None:
+    probing = Probing()
+    tries = [probing.tries(step, 0.9, num_steps=num_steps) for step in range(5000)]
+    begins = [step for step, now in enumerate(tries) if now and not (step and tries[step - 1])]
+    assert all(sum(tries[begin:later]) == num_steps for begin, later in pairwise(begins))
+    usual = tried(0.9, 5000)
+    between = usual.index(True, PROBE_RUN) - PROBE_RUN
+    assert {later - begin - num_steps for begin, later in pairwise(begins)} == {between}
+
+
+def test_a_try_is_running_until_its_last_step() -> None:
+    probing = Probing(10)
+    assert not probing.is_running(10)
+    assert probing.tries(10, 0.9)
+    assert [probing.is_running(step) for step in (9 + PROBE_RUN, 10 + PROBE_RUN)] == [True, False]
+
+
 @pytest.mark.parametrize("times", [1.0, 2.0, 3.9])
 def test_of_time_no_more_is_spent_however_long_a_try_takes(times: float) -> None:
     tries = tried(0.97, 100 * MOST_INTERVAL, times=times)
