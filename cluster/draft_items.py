@@ -68,33 +68,24 @@ def opening(request: Request, plan: DraftPlan, proposals: Proposals | None = Non
     )
 
 
-def has_read(
-    drafter: DrafterState, read_s: Callable[[str, int], float] | None = None, most_s: float = 0.0
-) -> Callable[[Request], bool]:
+def has_read(drafter: DrafterState) -> Callable[[Request], bool]:
     """Says of requests whether the drafter has read nearly all of them and reads no other: nobody waits.
 
     True as long as nothing is sent to the drafter.
-
-    Args:
-        drafter: whose requests.
-        read_s: seconds in which a kind of drafter reads so many tokens.
-        most_s: a request with more to read counts as read, too, if that takes no longer than this.
     """
     if not drafter.capabilities.needs_prefill:
         return lambda _: True
     if any(call.depth == 0 for call in drafter.outstanding.values()):
         return lambda _: False
-    name, kind, known, reading = drafter.name, drafter.kind, drafter.known, drafter.reading
+    name, known, reading = drafter.name, drafter.known, drafter.reading
     # Its own draft, all of it accepted, and the target's token are never too many, or it would draft for
     # nobody in the step after.
     most = max(READ_WITH_DRAFT, drafter.capabilities.max_depth + 1)
 
     def has_read_it(request: Request) -> bool:
         request_id = request.request_id
-        if request_id in reading:
+        if request_id not in known or request_id in reading:
             return False
-        is_known = request_id in known
-        unread = request.num_tokens - (request.heard.get(name, 0) if is_known else 0)
-        return (is_known and unread <= most) or (read_s is not None and read_s(kind, unread) <= most_s)
+        return request.num_tokens - request.heard.get(name, 0) <= most
 
     return has_read_it

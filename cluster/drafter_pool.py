@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster import pool_views
@@ -319,10 +319,6 @@ class DrafterPool:
         drafter.outstanding[call_id] = OutstandingDraft.of(call_id, items, now, predicted_s, num_context)
         release, drafter.release = drafter.release, []
         return DraftCall(call_id=call_id, items=items, release=release, stop_rule=stop_rule, ahead_s=ahead_s)
-
-    def can_draft(self, read_s: float) -> dict[str, Callable[[Request], bool]]:
-        """By drafter, whether it may draft for a request: it need not be read first for longer than that."""
-        return {name: has_read(one, self.costs.rebuild_s, read_s) for name, one in self.drafters.items()}
 
     def can_draft_now(self, request: Request) -> bool:
         """Whether its drafter has read nearly all of the request and reads no other: nobody has to wait."""

@@ -1,4 +1,4 @@
-"""How long drafters take for a batch, and may take: before the target's turn, and beside it."""
+"""How long a batch's drafts should have taken, and for how long drafters may go on beside the target."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from engine.tree_batch import TreeBatch, tree_shapes, widest
 
 # A drafter may go on for so many times as long as its next call should take, and for so long at least.
 AHEAD_TIMES, LEAST_AHEAD_S = 1.5, 1e-3
-# Of a request's share of a step, what may be spent on reading what its drafter missed.
-READ_SHARE = 0.5
 
 
 def seconds_ahead(
@@ -39,21 +37,6 @@ def seconds_ahead(
             rows += min(plan.depth * plan.width, 1.0 + accepted)
     verify_s = cost.verify_seconds(len(batch), round(rows), batch.num_context, drafted=True)
     return max(LEAST_AHEAD_S, AHEAD_TIMES * (verify_s + overhead_s))
-
-
-def seconds_to_read(cost: CostModel, batch: DecodeBatch, overhead_s: float) -> float:
-    """For how long a drafter may read a request first when it drafts for it, while the others wait.
-
-    One that is read apart is not drafted for in this step: of the tokens that the step brings, its share is
-    lost but for one.
-
-    Args:
-        cost: times of verify calls.
-        batch: requests of the step.
-        overhead_s: seconds of a step beside drafting and verifying.
-    """
-    n = len(batch)
-    return READ_SHARE * (cost.verify_seconds(n, n, batch.num_context, drafted=True) + overhead_s) / n
 
 
 def drafting_seconds(cost: CostModel, drafted: Sequence[Request], trees: TreeBatch) -> float:

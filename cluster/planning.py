@@ -14,10 +14,10 @@ from cluster.catching_up import catch_up
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.decode_views import DecodeViews
-from cluster.draft_items import draft_items
+from cluster.draft_items import draft_items, has_read
 from cluster.drafter_pool import DrafterPool
 from cluster.drafter_state import call_depth, call_width
-from cluster.drafting_time import drafting_seconds, seconds_ahead, seconds_to_read
+from cluster.drafting_time import drafting_seconds, seconds_ahead
 from cluster.events import Draft
 from cluster.forest import Forest
 from cluster.head_proposals import HeadProposals, evaluating_s
@@ -116,7 +116,7 @@ class StepPlanner:
             self.proposing.planned(self.num_running, sum(asked) / len(asked))
         drafting: dict[str, tuple[list[Request], list[DraftPlan]]] = {}
         actions, behind = [], []
-        can_draft = self.pool.can_draft(seconds_to_read(self.cost, batch, context.draft_overhead_s))
+        can_draft = {name: has_read(drafter) for name, drafter in self.pool.drafters.items()}
         for request, plan in zip(ready, plans, strict=True):
             name = request.drafter
             if plan.depth <= 0 or not name:

@@ -107,21 +107,6 @@ def test_who_was_accepted_whole_drafts_on_however_deep(max_depth: int) -> None:
     assert not pool.can_draft_now(request)
 
 
-@given(st.integers(0, 120), st.floats(0.0, 0.2))
-def test_who_is_read_quickly_is_drafted_for_at_once(num_missed: int, read_s: float) -> None:
-    """After plain steps most requests had more than a few tokens unread, and none was drafted for."""
-    pool = pool_of("a")
-    request, unread = request_of(pool, "r", "a", num_prompt=20), request_of(pool, "new", "a", num_prompt=60)
-    [(_, call)] = catch_up(pool, [request], 0.0, most_s=1.0)
-    assert not pool.can_draft(1.0)["a"](unread), "it reads another"
-    read(pool, "a", call)
-    request.extend(range(num_missed))
-    may_draft = pool.can_draft(read_s)["a"]
-    assert may_draft(request) == (num_missed <= READ_WITH_DRAFT or num_missed * TOKEN_S <= read_s)
-    assert may_draft(unread) == (read_s >= 60 * TOKEN_S)
-    assert pool.can_draft(0.0)["a"](request) == pool.can_draft_now(request)
-
-
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.floats(0.0, 0.3))
 def test_everybody_is_read_in_order_within_the_time(prompts: list[int], most_s: float) -> None:
     pool = pool_of("a")
