@@ -295,7 +295,6 @@ class CostModel:
         """Move a factor by how far a forward was off, as far as the model had a share in it."""
         if share <= 0.0:
             return
-        current = self._factor.get(model, 1.0)
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
         ratio = min(max(ratio, 0.25), 4.0)
         # The first steps count for more: a profile of forwards alone knows nothing of their company.
@@ -304,7 +303,7 @@ class CostModel:
             self._plain.correct(num_tokens, ratio, weight, share)
             factor = self._plain.factor(num_tokens)
         else:
-            factor = current * ratio ** (share * weight)
+            factor = self._factor.get(model, 1.0) * ratio ** (share * weight)
         self._factor[model] = factor
         self._watch(model, factor)
 

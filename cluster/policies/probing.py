@@ -48,7 +48,5 @@ class Probing:
             return False
         interval = PROBE_RUN * (1.0 / max(worth, 1e-3) - 1.0) / MOST_SPENT
         self._until = step + num_steps
-        self._due = (
-            step + num_steps - PROBE_RUN + int(min(times * max(interval, LEAST_INTERVAL), MOST_INTERVAL))
-        )
+        self._due = self._until - PROBE_RUN + int(min(times * max(interval, LEAST_INTERVAL), MOST_INTERVAL))
         return True
