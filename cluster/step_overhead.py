@@ -22,8 +22,8 @@ class StepOverhead:
     Whether drafting pays is asked for the requests at hand, and the scheduler's work grows with them: a mean
     over steps of all sizes says too little of large ones, so that they draft where it does not pay, and too
     much of small ones. Plain steps are steps of two kinds: those that are sent ahead do not wait for the
-    scheduler, others do, as those in which the policy looks. What plain decoding would be is their mean, as they
-    come once drafters rest.
+    scheduler, others do, as those in which the policy looks. What plain decoding would be is their mean, as
+    they come once drafters rest.
     """
 
     def __init__(self, overhead_s: float, *, sends_ahead: bool = False) -> None:
