@@ -10,7 +10,9 @@ import numpy as np
 
 from drafters.messages import Draft, DraftCall, DraftResult
 from drafters.protocol import Capabilities
+from engine.draft_plan import DraftPlan
 from engine.proposals import Proposals
+from engine.proposed_growth import grown
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 from verifier.messages import PrefillProgress, Verdict, VerifyCall, VerifyResult
@@ -53,16 +55,24 @@ class Texts:
 
 @dataclass
 class Held:
-    """A request as a worker holds it: `num_tokens` of its sequence, `computed` of them in the KV pool."""
+    """A request as a worker holds it: `computed` of its tokens are in the KV pool; `proposals` came last."""
 
     spec: RequestSpec
     tokens: list[int]
     computed: int = 0
+    proposals: Proposals | None = None
 
     @property
     def is_prefilled(self) -> bool:
         """Whether the token after those it was opened with is known."""
         return len(self.tokens) > len(self.spec.tokens)
+
+    def planned_tree(self, plan: DraftPlan | None) -> TokenTree:
+        """What is verified where that is left to the target: grown by `plan` from what it proposed."""
+        last, proposals = self.tokens[-1], self.proposals
+        if plan is None or proposals is None or proposals.position != len(self.tokens):
+            return TokenTree.root_only(last)
+        return grown(last, plan, frozenset(self.spec.sampling.stop_token_ids), proposals)
 
 
 @dataclass
@@ -110,11 +120,15 @@ class ChaosTarget:
                 unknown.append(item.request_id)
                 continue
             num_output = len(held.tokens) - held.spec.prompt_len
+            if item.tree is None and num_output >= held.spec.sampling.max_tokens:
+                # The call before brought the last of them after this one was sent.
+                verdicts.append(Verdict(request_id=item.request_id, tokens=[], num_accepted=0, nodes=[]))
+                continue
             require(num_output < held.spec.sampling.max_tokens, f"{item.request_id} has all its tokens")
             if item.tree is None and not held.is_prefilled:
                 deferred.append(item.request_id)  # the chunk that was to end its prompt had no slots
                 continue
-            tree = TokenTree.root_only(held.tokens[-1]) if item.tree is None else item.tree
+            tree = held.planned_tree(item.plan) if item.tree is None else item.tree
             self._check_tree(held, tree, item.request_id)
             if self.free - self.num_withheld < len(tree):
                 deferred.append(item.request_id)
@@ -213,6 +227,7 @@ class ChaosTarget:
                 token=rows.astype(np.int32),
                 logp=np.tile(-0.3 - np.arange(num_candidates), (len(guesses), 1)).astype(np.float32),
             )
+        held.proposals = proposals
         return Verdict(
             request_id=request_id, tokens=new, num_accepted=len(nodes), nodes=nodes, proposals=proposals
         )

@@ -71,6 +71,8 @@ class PoolChanges:
             raise UnknownDrafter(self._unknown(kind))
         if replicas < 1:
             raise PoolError("a drafter has at least one instance; remove it to have none")
+        if kind in self._replacing:  # those too many would be the new ones
+            raise PoolError(f"drafter `{kind}` is being replaced; scale it once that is done")
         there = [life for life in self._lifecycle.of_kind(kind) if life.state != "draining"]
         self._lifecycle.kinds[kind] = config.model_copy(update={"replicas": replicas})
         if replicas > len(there):
@@ -145,9 +147,17 @@ class PoolChanges:
         self._lifecycle.kinds[kind] = config
         try:
             await self._add(config, names, None)
+            ready = [life.name for life in self._lifecycle.of_kind(kind) if life.state == "ready"]
+            gone = [name for name in names if name not in ready]
+            if gone:
+                raise PoolError(
+                    f"drafter `{kind}` was not replaced: {', '.join(gone)} was taken away meanwhile"
+                )
         except BaseException:
-            self._lifecycle.kinds[kind] = before
-            for life in self._lifecycle.of_kind(kind):
+            there = self._lifecycle.of_kind(kind)
+            if any(life in old for life in there):
+                self._lifecycle.kinds[kind] = before
+            for life in there:
                 if life not in old:  # some of several were loaded
                     self._drain(life)
             raise

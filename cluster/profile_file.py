@@ -202,6 +202,8 @@ def load_profile(path: Path, config: FlotillaConfig) -> tuple[CostProfile, list[
         ProfileError: as `read_profile`, or if it is a profile of other models, or lacks a drafter.
     """
     profile = read_profile(path)
+    if not profile.target.cost.seconds(1, 1, 0) > 0.0:
+        raise ProfileError(f"{path} says that the target's forwards take no time; {_remedy(path)}")
     _compare(path, "the target", profile.target.model, identify_target(config.target))
     drafters = {}
     for drafter in config.drafters:

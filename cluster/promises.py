@@ -78,6 +78,8 @@ class Promises:
     _near_s: dict[str, float] = field(default_factory=dict)
     # Before this there is no room for a tenant's promises that are not near, by its label.
     _full_until: dict[str, float] = field(default_factory=dict)
+    # Likewise from one time up to another, of who could come late only.
+    _full_late: dict[str, tuple[float, float]] = field(default_factory=dict)
     _num_made: int = 0
     # Share of those promised who come.
     _shown: RunningMean = field(default_factory=lambda: RunningMean(1.0))
@@ -123,6 +125,9 @@ class Promises:
                 if told_s <= self.max_after_s and self._has_room(now + told_s, work_s, NEAR_SHARE):
                     return self._made(submit, now, told_s, work_s, is_near=True)
         told_s = max(least_s, math.ceil(self._full_until.get(label, 0.0) - now))
+        since, until = self._full_late.get(label, (math.inf, 0.0))
+        if since <= now + told_s < until:
+            told_s = math.ceil(until - now)
         for _ in range(MOST_TRIED):
             if told_s > self.max_after_s:
                 break
@@ -130,16 +135,20 @@ class Promises:
             if self._has_room(at, work_s, FAR_SHARE) and (
                 not label or self._has_room(at, work_s, TENANT_SHARE * FAR_SHARE, label)
             ):
-                self._filled(label, at, least_s)
+                self._filled(label, at, least_s, now)
                 return self._made(submit, now, told_s, work_s, is_near=False)
             told_s += max(1, int(work_s / (tenant_share * FAR_SHARE)))
-        self._filled(label, now + min(told_s, self.max_after_s), least_s)
+        self._filled(label, now + min(told_s, self.max_after_s), least_s, now)
         return self.max_after_s
 
-    def _filled(self, label: str, until: float, least_s: int) -> None:
+    def _filled(self, label: str, until: float, least_s: int, now: float) -> None:
         """There is no room from the next seconds up to a time, unless only what came late was tried."""
         if least_s <= SOON_S:
             self._full_until[label] = max(self._full_until.get(label, 0.0), until)
+            return
+        since, before = self._full_late.get(label, (math.inf, 0.0))
+        is_same = since <= now + least_s <= before
+        self._full_late[label] = (since, max(before, until)) if is_same else (now + least_s, until)
 
     def _made(self, submit: Submit, now: float, told_s: int, work_s: float, *, is_near: bool) -> float:
         who = identity(submit)
@@ -176,6 +185,7 @@ class Promises:
             self._shown.follow(0.0)
         if not self._due:
             self._full_until.clear()
+            self._full_late.clear()
 
     def _remove(self, promise: Promise) -> None:
         del self._due[bisect_left(self._due, promise)]

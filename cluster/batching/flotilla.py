@@ -185,6 +185,9 @@ class Flotilla:
         others = [request for request in ordered if request not in behind] if behind else ordered
         limit_s = call_limit_s(verifying, num_rows, running, context)
         budget = context.chunk_tokens
+        # A little of each call is the background's, or it would hold its place for nothing.
+        kept = min(LEAST_CHUNK, tokens_left(background[0]), budget // 2) if background else 0
+        budget -= kept
         if limit_s == INFINITE or _is_impatient(others, running, context):
             chunks = chunked(others, budget)
         else:
@@ -204,8 +207,7 @@ class Flotilla:
                 time.add(request, tokens, is_chunk=True)
                 chunks.append((request, tokens))
         if background and not any(request in behind for request, _ in chunks):
-            # Or it would hold its place for nothing.
-            left = budget - sum([tokens for _, tokens in chunks])
+            left = budget + kept - sum([tokens for _, tokens in chunks])
             chunks += chunked(background[:1], min(left, LEAST_CHUNK))
         return chunks
 

@@ -141,7 +141,8 @@ class Flotilla:
         elif depth == 0 and not is_urgent:
             times = max(1.0, outlook.drafted_s / outlook.plain_s)
             if batch.num_drafting and self._try_drafts.tries(context.step, drafted / plain, times):
-                return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
+                most = min(PROBE_DEPTH, config.max_depth)
+                return [DraftPlan(depth=min(most, request.max_draft)) for request in batch]
             self._rest_after_look(batch, context)
             return [NO_DRAFT] * n
         self._rest.ended()

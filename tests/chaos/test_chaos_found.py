@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.chaos_schedule import Schedule, Settings
+from benchmarks import chaos
+from benchmarks.chaos_schedule import Schedule, Settings, drawn
 from benchmarks.chaos_world import ChaosWorld
 from cluster.config import FlotillaConfig
 from cluster.events import DraftDone, RequestArrived, Tick, WorkerLost
@@ -237,3 +238,10 @@ def test_a_clock_that_is_put_back_does_not_make_steps_take_negative_times() -> N
     world.drain()
     world.check_ends()
     assert 0.0 < forecast.tpot_s(1, drafts=True) < 1.0
+
+
+@pytest.mark.parametrize("seed", [153, 272, 388, 455])
+def test_a_step_planned_ahead_may_name_who_has_all_its_tokens(seed: int) -> None:
+    """The call before brings the last of them; the search's target refused what the real one passes over."""
+    _, failure = chaos.attempt(drawn(seed))
+    assert failure is None, failure.message

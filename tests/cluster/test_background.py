@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from cluster.invariants import check_at_rest
 from cluster.requests import Request, State
 from cluster.stream_messages import Objective, Submit
 from tests.cluster.ahead_world import LONG, AheadWorld, ends, ids, interrupt, is_ahead
-from tests.cluster.batch_states import context, cost, request, roofline
+from tests.cluster.batch_states import NOW, context, cost, request, roofline
 from tests.examples import examples
 
 FLOTILLA = Flotilla()
@@ -127,6 +128,26 @@ def test_its_prompts_are_read_a_little_at_a_time_however_long_they_have_waited()
     assert FLOTILLA.prefill(prompts, decoding, 1, [*decoding, *prompts], few) == [(prompts[0], LEAST_CHUNK)]
     ordinary = [request(100 + n, State.PREFILLING, prompt=200, arrived=-1e3) for n in range(2)]
     assert sum(n for _, n in FLOTILLA.prefill(ordinary, decoding, 1, [*decoding, *ordinary], few)) == 64
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("pieces_save", [False, True])
+def test_a_little_of_each_call_is_its_own_however_many_prompts_there_are(
+    pieces_save: bool, is_late: bool
+) -> None:
+    """Beside prompts that filled every call it held its place for nothing, for ever."""
+    decoding = [request(1, State.DRAFTED, tpot_ms=100.0)]
+    coming = NOW - 1e3 if is_late else NOW
+    prompts = [request(10 + n, State.PREFILLING, prompt=200, arrived=coming, tpot_ms=100.0) for n in range(3)]
+    behind = [request(100 + n, State.PREFILLING, prompt=200, arrived=-1e3, priority=5) for n in range(2)]
+    now = context(cost=roofline(4) if pieces_save else cost())
+    chunks = FLOTILLA.prefill([*behind, *prompts], decoding, 1, [*decoding, *prompts, *behind], now)
+    assert dict(chunks)[behind[0]] == LEAST_CHUNK
+    assert behind[1] not in dict(chunks)
+    assert sum(tokens for _, tokens in chunks) == now.chunk_tokens
+    nearly = request(200, State.PREFILLING, prompt=200, arrived=-1e3, priority=5, computed=197)
+    chunks = FLOTILLA.prefill([nearly, *prompts], decoding, 1, [*decoding, *prompts, nearly], now)
+    assert sum(tokens for _, tokens in chunks) == now.chunk_tokens
 
 
 def test_steps_are_sent_ahead_without_those_who_sit_out() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cluster.door import Admitted
+from cluster.promises import SOON_S, Promises
 from cluster.stream_messages import Objective, Rejected, Submit, Terms
 from tests.cluster.test_overload_admission import Refusing, submitted
 
@@ -83,3 +84,14 @@ def told_when_busy(*, is_away: bool) -> float:
 def test_an_outage_says_nothing_of_how_fast_the_load_falls() -> None:
     """Each client that came in vain while the target was away made later times longer, up to sixteenfold."""
     assert told_when_busy(is_away=True) <= 1.5 * told_when_busy(is_away=False)
+
+
+@pytest.mark.parametrize("after_s", [20.0, 40.0, 300.0])
+def test_whoever_can_come_late_only_is_told_the_next_time_there_is_room(after_s: float) -> None:
+    """Where waits were long, all tried the same 64 times, and once those were taken an hour was told."""
+    promises = Promises(3600.0)
+    told = [promises.make(submitted(n), after_s, 0.15, 0.0, may_be_near=False) for n in range(400)]
+    assert max(told) < 3600.0
+    assert len(promises) == len(set(told)) == 400
+    if after_s > SOON_S:  # who could come sooner still finds what is free before
+        assert promises.make(submitted(500), after_s / 2, 0.15, 0.0, may_be_near=False) == after_s / 2

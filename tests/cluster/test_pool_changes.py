@@ -14,7 +14,7 @@ from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.lifecycle import Lifecycle
 from cluster.linear_cost import LinearCost
 from cluster.pool_changes import PoolChanges
-from cluster.pool_errors import DrafterFailed, UnknownDrafter
+from cluster.pool_errors import DrafterFailed, PoolError, UnknownDrafter
 from cluster.worker_set import WorkerSet
 from drafters.protocol import Capabilities
 
@@ -188,3 +188,51 @@ async def test_costs_that_could_not_be_measured_are_not_known_at_the_next_attemp
     [_, after] = await cell.changes.replace(deeper, 5.0)
     assert after["costs"] == "measured"
     assert cell.shell.learnt == ["small"]
+
+
+async def replacing(cell: Cell) -> asyncio.Task[list[dict[str, Any]]]:
+    """`small` is being replaced, and the new instances still load."""
+    cell.shell.core.is_idle, cell.shell.core.totals = True, SimpleNamespace(steps=0)
+    cell.workers.loads.clear()
+    other = cell.small.model_copy(update={"max_requests": 3})
+    task = asyncio.create_task(cell.changes.replace(other, 5.0))
+    await turns()
+    return task
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3])
+async def test_a_kind_is_not_scaled_while_it_is_replaced(wanted: int) -> None:
+    """Those too many were the new ones, and the old ones went, too: nobody was left."""
+    cell = Cell(2)
+    task = await replacing(cell)
+    with pytest.raises(PoolError, match="scale it once that is done"):
+        await cell.changes.scale("small", wanted, 5.0)
+    cell.workers.loads.set()
+    await task
+    assert cell.states == {
+        "small/0": "draining",
+        "small/1": "draining",
+        "small/2": "ready",
+        "small/3": "ready",
+    }
+
+
+@pytest.mark.parametrize("change", ["remove", "drain"])
+async def test_the_old_ones_stay_if_a_new_one_is_taken_away_while_it_loads(change: str) -> None:
+    cell = Cell(1)
+    task = await replacing(cell)
+    await getattr(cell.changes, change)("small/1")
+    with pytest.raises(PoolError, match="not replaced: small/1 was taken away"):
+        await task
+    assert cell.states == {"small": "ready"}
+    assert cell.lifecycle.kinds == {"small": cell.small}
+
+
+async def test_a_kind_removed_while_it_is_replaced_is_gone() -> None:
+    cell = Cell(1)
+    task = await replacing(cell)
+    await cell.changes.remove("small")
+    with pytest.raises(PoolError, match="not replaced"):
+        await task
+    assert cell.states == {}
+    assert cell.lifecycle.kinds == {}

@@ -105,6 +105,14 @@ def test_a_profile_of_something_else_is_refused(path: Path, changes: dict[str, A
         load_profile(path, configuration(**changes))
 
 
+def test_a_target_that_takes_no_time_is_refused(path: Path) -> None:
+    profile = json.loads(path.read_text())
+    profile["target"]["cost"] = {"alpha": 1e-6}  # without context
+    path.write_text(json.dumps(profile))
+    with pytest.raises(ProfileError, match=r"take no time.*flotilla profile"):
+        load_profile(path, configuration())
+
+
 def test_another_version_is_refused(path: Path) -> None:
     edit(path, version=VERSION + 1)
     with pytest.raises(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.config import PolicyConfig
+from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
 from cluster.policies.probing import LEAST_INTERVAL, MOST_INTERVAL, MOST_SPENT, PROBE_RUN, Probing
+from tests.cluster.policies.batches import context, request
 
 
 def tried(worth: float, num_steps: int, first_step: int = 0, times: float = 1.0) -> list[bool]:
@@ -65,3 +69,12 @@ def test_of_time_no_more_is_spent_however_long_a_try_takes(times: float) -> None
     # However long, they do not come more seldom than so.
     rare = tried(0.97, 10 * MOST_INTERVAL, times=50.0)
     assert sum(rare) == 10 * PROBE_RUN
+
+
+@pytest.mark.parametrize("max_depth", [1, 2, 6])
+def test_tries_of_drafts_are_no_deeper_than_drafts_may_be(max_depth: int) -> None:
+    """What is learnt from them is to be of what would be drafted."""
+    policy = Flotilla(PolicyConfig(max_depth=max_depth))
+    dear = context(draft_s=0.05)
+    depths = {policy.plan([request(rate=0.1)], replace(dear, step=step))[0].depth for step in range(2000)}
+    assert depths == {0, min(PROBE_DEPTH, max_depth)}
