@@ -27,6 +27,7 @@ class ChoiceState:
         reasoning: parts what the model thinks from what it says; None if that is not known, or not asked for.
         prompt_logprobs: of the prompt from its second token on, if asked for.
         echoes_logprobs: whether those are still to be told in front of the answer's.
+        fed: text and tokens as they came, for a whole response.
     """
 
     prompt: list[int]
@@ -42,11 +43,13 @@ class ChoiceState:
     reasoning: ThoughtParser | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     echoes_logprobs: bool = False
+    fed: list[tuple[str, list[int]]] = field(default_factory=list)
 
     def add(self, update: Update) -> None:
         """Append an update, for a whole response."""
         self.prompt_logprobs += update.prompt_logprobs
         self.text.append(update.text)
+        self.fed.append((update.text, update.tokens))
         self.tokens += update.tokens
         self.logprobs += update.logprobs
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
@@ -66,6 +69,16 @@ class ChoiceState:
         for part in self.parser.finish().parts if ends else ():
             parsed.add(part)
         return parsed
+
+    def parse_whole(self) -> Parsed:
+        """What all that was added turns out to be: piece by piece, for a thought's tokens are counted so."""
+        whole = Parsed()
+        for number, (text, tokens) in enumerate(self.fed, 1):
+            part = self.parse(text, tokens, ends=number == len(self.fed))
+            whole.reasoning += part.reasoning
+            for one in part.parts:
+                whole.add(one)
+        return whole
 
     @property
     def holds_back(self) -> bool:

@@ -252,7 +252,7 @@ def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
         location = (tag,) if kind.startswith("union_tag_") else location[1:]
         kind = "missing" if kind == "union_tag_not_found" else kind
     path = field_path(location)
-    field = f"`{path}`" if path else "the request body"
+    field = f"`{path}`" if location else "the request body"
     if kind == "extra_forbidden":
         return bad_request(
             f"Unknown field {field}. Remove it; the fields are listed in the server's /openapi.json.",
@@ -265,7 +265,7 @@ def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
     value = first.get("input")
     shown = "" if isinstance(value, dict | list) else f" (got {_shorten(value)})"
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    return bad_request(f"{field}: {text}{shown}.", path or None, code)
+    return bad_request(f"{field}: {text}{shown}.", path if location else None, code)
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

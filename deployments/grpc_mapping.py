@@ -180,7 +180,7 @@ class ChoiceWriter:
 
     def whole(self, index: int, state: ChoiceState) -> pb.Choice:
         """A choice that is complete."""
-        parsed = state.parse("".join(state.text), state.tokens, ends=True)
+        parsed = state.parse_whole()
         choice = self._choice(index, state.echo, parsed, state.tokens, state.logprobs)
         if self._with_token_ids:
             choice.prompt_token_ids.extend(state.prompt)

@@ -152,6 +152,9 @@ class GenerationService:
         async with aclosing(translated(call)) as updates:
             async for update in updates:
                 if not (update.text or update.finish_reason is not None or call.shows_all):
+                    reasoning = call.states[update.choice].reasoning
+                    if reasoning is not None:
+                        reasoning.feed("", update.tokens)
                     continue  # its text is held back: it may be part of a stop string or of a character
                 choice = answer.writer.delta(update, call.states[update.choice])
                 if choice is None:

@@ -266,7 +266,7 @@ class ChatFormat:
         return body
 
     def _message(self, state: ChoiceState) -> dict[str, Any]:
-        parsed = state.parse("".join(state.text), state.tokens, ends=True)
+        parsed = state.parse_whole()
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
         if state.reasoning is not None and state.reasoning.is_told:
             message["reasoning_content"] = parsed.reasoning or None

@@ -158,6 +158,7 @@ class ResponsesView:
         yield self._event("response.output_text.delta", **self._place(item), delta=text, logprobs=logprobs)
 
     def _take_call(self, call: Call, delta: CallDelta) -> Iterator[bytes]:
+        self._logprobs.told_call()
         if delta.call_id:
             yield from self._close(call.states[0])
             item = _Item(self._new_id(call, "fc"), call_id=delta.call_id, name=delta.name)

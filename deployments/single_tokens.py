@@ -35,6 +35,7 @@ def divided(update: Update) -> Iterator[Update]:
             [token],
             update.logprobs[index : index + 1],
             prompt_logprobs=[] if index else update.prompt_logprobs,
+            pieces=(text,),
         )
     if update.finish_reason is not None:
         yield replace(

@@ -15,15 +15,26 @@ class TextLogprobs:
     def __init__(self) -> None:
         # What tokens show of which it is not known yet whether it is text; the rest of one has no entry.
         self._untold: list[tuple[str, dict[str, Any] | None]] = []
+        # Whether what is untold may begin with the rest of a call.
+        self._follows_call = False
 
     def add(self, shown: str, entries: list[dict[str, Any]]) -> None:
         """A token that shows that, or without an entry what had been held back of those before."""
         self._untold.append((shown, entries[0] if entries else None))
 
+    def told_call(self) -> None:
+        """A part of a call was found in what the tokens show."""
+        self._follows_call = True
+
     def of(self, text: str) -> list[dict[str, Any]]:
         """The entries of the next piece of text; what came before it was none."""
-        # The last place where it stands: what came before may be a call that has it, too.
-        begin = max(0, "".join(shown for shown, _ in self._untold).rfind(text))
+        untold = "".join(shown for shown, _ in self._untold)
+        # Behind a call the last place where it stands: the call may have it, too.
+        begin = untold.rfind(text) if self._follows_call or not untold.startswith(text) else 0
+        if begin < 0:  # between two messages stand line breaks that no token wrote
+            text = text.removeprefix("\n\n")
+            begin = max(0, untold.rfind(text))
+        self._follows_call = False
         end, at = begin + len(text), 0
         found: list[dict[str, Any]] = []
         left: list[tuple[str, dict[str, Any] | None]] = []

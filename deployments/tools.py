@@ -216,17 +216,23 @@ class ToolUse:
         schemas = self._schemas
         if not is_long:
             schemas = {name: one and without_idle(one, formats=True) for name, one in schemas.items()}
-        return [
-            calls_or(
-                answer,
-                self._parser,
-                schemas,
-                self._token_of,
-                parallel=self._parallel,
-                any_arguments=any_arguments,
-            )
-            for any_arguments in ((True,) if is_long else (False, True))
-        ]
+        found = []
+        for any_arguments in (True,) if is_long else (False, True):
+            try:
+                found.append(
+                    calls_or(
+                        answer,
+                        self._parser,
+                        schemas,
+                        self._token_of,
+                        parallel=self._parallel,
+                        any_arguments=any_arguments,
+                    )
+                )
+            except ValueError:  # of a schema that llguidance cannot read: the other takes any arguments
+                if any_arguments:
+                    raise
+        return found
 
     @property
     def parses(self) -> bool:

@@ -222,6 +222,24 @@ async def test_schemas_that_are_nested_too_deeply_are_refused() -> None:
         await ConstraintCheck(codec()).resolve(request, use, 512)
 
 
+@pytest.mark.parametrize("parser", ["hermes", "json", "mistral", "glm"])
+@pytest.mark.api("chat.completions", "response_format", "tools")
+async def test_tools_that_no_grammar_can_be_made_of_are_called_with_any_arguments(
+    parser: str,
+) -> None:
+    """Beside a format they were a 500, where without one they are taken."""
+    deep: dict[str, Any] = {}
+    for _ in range(190):
+        deep = {"a": deep}
+    for schema in ({"default": deep}, {"type": "object", "properties": {"a": {"const": 10**4299}}}):
+        tools = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})]
+        asked = {"messages": MESSAGES, "response_format": {"type": "json_object"}}
+        use = ToolUse(tools, "auto", parser)
+        constraint = await ConstraintCheck(codec()).resolve(ChatRequest.model_validate(asked), use, 512)
+        assert constraint is not None
+        assert may_be(constraint, "{}", codec())
+
+
 @pytest.mark.api("chat.completions", "response_format", "tools")
 async def test_a_format_that_cannot_be_followed_is_the_one_at_fault(http: httpx.AsyncClient) -> None:
     path = "/v1/chat/completions"
