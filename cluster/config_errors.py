@@ -34,7 +34,8 @@ def wrong_fields(
     for one in error.errors(include_url=False, include_input=False):
         place = ".".join(str(part) for part in _field(one["loc"])[skip:]) or whole
         if one["type"] == "extra_forbidden":
-            reason = "there is no such field" + _meant(model, one["loc"])
+            name = field_meant(model, one["loc"])
+            reason = "there is no such field" + (f"; did you mean `{name}`?" if name else "")
         elif one["type"] == "missing":
             reason = "is required"
         else:
@@ -55,14 +56,13 @@ def _alternatives(reasons: list[str]) -> str:
     return ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
 
 
-def _meant(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> str:
-    """Which field was meant, if one of that section is called alike."""
+def field_meant(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> str:
+    """Which field was meant by an unknown one: that of its section which is called alike, if there is one."""
     sections = [] if model is None else [model]
     for part in location[:-1]:
         sections = [found for section in sections for found in _within(section, part)]
     names = [name for section in sections for name in section.model_fields]
-    found = get_close_matches(str(location[-1]), names, n=1)
-    return f"; did you mean `{found[0]}`?" if found else ""
+    return next(iter(get_close_matches(str(location[-1]), names, n=1)), "")
 
 
 def _within(section: type[BaseModel], part: int | str) -> Iterator[type[BaseModel]]:

@@ -159,7 +159,7 @@ async def _body_as(kind: TypeAdapter[_Body], request: Request, read: Read) -> _B
     try:
         return kind.validate_json(await read(request))
     except ValidationError as error:
-        raise from_validation(error, "kind" if kind is _DRAFTER else None) from error
+        raise from_validation(error, tag="kind" if kind is _DRAFTER else None) from error
 
 
 async def _told(call: Awaitable[_Answer]) -> _Answer:

@@ -77,6 +77,10 @@ def wants_keys(config: SecurityConfig, environment: Mapping[str, str] = os.envir
     return any((config.keys_file, config.key_hash, environment.get(KEY_VARIABLE)))
 
 
+#: Where a command is told that its key is not valid.
+KEY_SENT = f"(The key that is sent is that of {KEY_VARIABLE}.)"
+
+
 def client_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What `flotilla` commands send to a server: the key of the environment, if there is one."""
     key = environment.get(KEY_VARIABLE)

@@ -12,7 +12,7 @@ import aiohttp
 from rich.console import Console
 from rich.text import Text
 
-from deployments.api_keys import client_headers
+from deployments.api_keys import KEY_SENT, client_headers
 from deployments.server_url import server_root
 
 _HELP = "[dim]/new starts over, /quit leaves[/]"
@@ -138,7 +138,8 @@ async def stream_chat(
     """The chunks of a streamed answer; raises `ServerError` also where the stream breaks off."""
     async with session.post(f"{server_root(url)}/v1/chat/completions", json=body) as response:
         if response.status != 200:
-            raise ServerError(_error_message(await response.text()) or f"HTTP status {response.status}")
+            told = _error_message(await response.text()) or f"HTTP status {response.status}"
+            raise ServerError(told + (f" {KEY_SENT}" if response.status == 401 else ""))
         async for raw in response.content:
             line = raw.decode().strip()
             if not line.startswith("data: "):
@@ -172,9 +173,8 @@ def describe_receipt(metrics: dict[str, Any]) -> str:
     spec = metrics.get("speculative_decoding") or {}
     if spec.get("mean_acceptance_length") is not None:
         drafted, accepted = spec.get("num_draft_tokens", 0), spec.get("num_accepted_draft_tokens", 0)
-        parts.append(
-            f"{spec['mean_acceptance_length']:.2f} tokens/step ({accepted} of {drafted} drafted accepted)"
-        )
+        drafts = f"{accepted} of {drafted} drafted accepted" if drafted else "none drafted"
+        parts.append(f"{spec['mean_acceptance_length']:.2f} tokens/step ({drafts})")
     drafters = metrics.get("drafters") or {}
     if drafters:
         parts.append(", ".join(f"{name} {count}" for name, count in sorted(drafters.items())))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.api_keys import client_headers
+from deployments.api_keys import KEY_SENT, client_headers
 from deployments.command_failure import fail
 from deployments.server_url import server_root
 
@@ -124,7 +124,8 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
             answer: Any = json.load(response)
     except urllib.error.HTTPError as error:
         try:
-            fail(str(json.load(error)["error"]["message"]))
+            told = str(json.load(error)["error"]["message"])
+            fail(told + (f" {KEY_SENT}" if error.code == 401 else ""))
         except (ValueError, KeyError, TypeError):
             fail(f"{url} answers {error.code} {error.reason}")
     except (OSError, ValueError) as error:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from cluster.config_errors import field_meant
 from cluster.stream_messages import Rejected
 from cluster.validation_words import in_words
 
@@ -235,8 +236,17 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
     return ApiError(500, message, code=code)
 
 
-def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
-    """One readable message for the first field that is wrong; `tag` tells the forms of the body apart."""
+def from_validation(
+    error: ValidationError, model: type[BaseModel] | None = None, tag: str | None = None
+) -> ApiError:
+    """One readable message for the first field that is wrong.
+
+    Args:
+        error: what pydantic says of the body.
+        model: the body's, in which fields that are called alike are looked for; None for what stands in
+            configurations, too.
+        tag: tells the forms of the body apart.
+    """
     if error.error_count() > _MOST_WRONG:
         # Only all at once are to be had, and while those of a large body are written nobody is answered.
         return bad_request(
@@ -254,8 +264,11 @@ def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
     path = field_path(location)
     field = f"`{path}`" if location else "the request body"
     if kind == "extra_forbidden":
+        name = field_meant(model, location)
+        advice = f"Did you mean `{name}`? The" if name else "Remove it; the"
+        listed = "docs/configuration.md" if model is None else "the server's /openapi.json"
         return bad_request(
-            f"Unknown field {field}. Remove it; the fields are listed in the server's /openapi.json.",
+            f"Unknown field {field}. {advice} fields are listed in {listed}.",
             path,
             "unknown_parameter",
         )

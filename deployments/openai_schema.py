@@ -319,7 +319,7 @@ def validated(data: dict[str, Any], request_type: type[RequestType]) -> RequestT
     try:
         request = request_type.model_validate(data)
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, request_type) from None
     if isinstance(request, GenerationRequest):
         check_combination(request)
     return request

@@ -26,7 +26,7 @@ def has_chat_template(directory: Path) -> bool:
 def first_request(url: str, model: str, *, chats: bool, wants_key: bool) -> str:
     """A `curl` for a first answer."""
     slo = {"tpot_ms": 20}
-    messages = [{"role": "user", "content": "What does os.path.join do?"}]
+    messages = [{"role": "user", "content": "What does `json.dumps` do?"}]
     what: dict[str, Any] = {"messages": messages} if chats else {"prompt": "import os\n", "max_tokens": 32}
     path = "/v1/chat/completions" if chats else "/v1/completions"
     key = ' -H "Authorization: Bearer $FLOTILLA_API_KEY"' if wants_key else ""

@@ -227,6 +227,23 @@ async def test_bad_json(http: httpx.AsyncClient, body: bytes) -> None:
     assert check_error(await http.post(COMPLETIONS, content=body), 400)["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "advice"),
+    [
+        ({"max_token": 5}, "max_token", "Did you mean `max_tokens`?"),
+        ({"slo": {"tpot": 5}}, "slo.tpot", "Did you mean `tpot_ms`?"),
+        ({"zzz": 5}, "zzz", "Remove it;"),
+        ({"": 5}, "", "Remove it;"),
+    ],
+)
+async def test_an_unknown_field_is_told_which_one_was_meant(
+    http: httpx.AsyncClient, body: dict[str, Any], field: str, advice: str
+) -> None:
+    error = check_error(await http.post(CHAT, json={"messages": MESSAGES, **body}), 400, field)
+    assert error["code"] == "unknown_parameter"
+    assert error["message"].startswith(f"Unknown field `{field}`. {advice}")
+
+
 @pytest.mark.parametrize(("number", "is_named"), [(1000, True), (1001, False)])
 async def test_of_very_many_unknown_fields_none_is_named(
     http: httpx.AsyncClient, number: int, is_named: bool

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,51 @@ def test_an_address_that_is_none_is_told(command: list[str], url: str) -> None:
     assert (result.exit_code, url in result.output) == (2, True)
 
 
+REFUSAL = b'{"error": {"message": "A valid API key is needed."}}'
+
+
+def answered_once(answer: bytes, call: Callable[[str], None]) -> None:
+    """Make a call, with its URL, to a server that gives every client this answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        call(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        serving.join()
+
+
+def test_whoever_has_no_valid_key_is_told_which_one_was_sent() -> None:
+    """That it is to be sent as a header helps nobody at a command line."""
+    length = str(len(REFUSAL)).encode()
+    refused = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: " + length + b"\r\n\r\n" + REFUSAL
+
+    def drafters(url: str) -> None:
+        result = CliRunner().invoke(cli.app, ["drafters", "list", "--url", url])
+        assert result.exit_code == 2
+        assert "needed. (The key that is sent is that of FLOTILLA_API_KEY.)" in " ".join(
+            result.output.split()
+        )
+
+    answered_once(refused, drafters)
+
+    async def chat(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            async for _ in stream_chat(session, url, {}):
+                pass
+
+    def chats(url: str) -> None:
+        with pytest.raises(ServerError, match=r"needed\. \(The key that is sent .* FLOTILLA_API_KEY"):
+            asyncio.run(chat(url))
+
+    answered_once(refused, chats)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -139,23 +185,15 @@ def test_an_address_that_is_none_is_told(command: list[str], url: str) -> None:
 @pytest.mark.parametrize("command", [["drafters", "list"], ["timeline", "-o"]])
 def test_a_server_of_another_kind_is_told(tmp_path: Path, command: list[str], answer: bytes) -> None:
     output = tmp_path / "timeline.json"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(answer)
-
-        serving = threading.Thread(target=serve)
-        serving.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    def call(url: str) -> None:
         arguments = [*command, str(output)] if command[-1] == "-o" else command
         result = CliRunner().invoke(cli.app, [*arguments, "--url", url])
-        serving.join()
-    assert isinstance(result.exception, SystemExit), result.exception
-    assert (result.exit_code, url in result.output) == (2, True)
-    assert "\x00" not in result.output
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert (result.exit_code, url in result.output) == (2, True)
+        assert "\x00" not in result.output
+
+    answered_once(answer, call)
     assert not output.exists()
 
 
@@ -246,6 +284,9 @@ async def test_chat_reports_a_broken_stream(url: str, cell: CellStandIn) -> None
 
 def test_receipt_line_leaves_out_what_is_not_there() -> None:
     assert describe_receipt({}) == ""
+    for drafted, said in ((0, "none drafted"), (4, "3 of 4 drafted accepted")):
+        spec = {"num_draft_tokens": drafted, "num_accepted_draft_tokens": 3, "mean_acceptance_length": 1.5}
+        assert describe_receipt({"speculative_decoding": spec}) == f"1.50 tokens/step ({said})"
     assert describe_receipt({"tpot_ms": 2.0, "slo": {"met": None}, "seed": 3}) == "2.0 ms/token · seed 3"
 
 
