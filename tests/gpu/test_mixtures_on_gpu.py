@@ -73,29 +73,29 @@ def test_experts_all_at_once_are_each_by_itself(
     in_eight_bits: bool,
     cuda: torch.device,
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     dtype = torch.float32 if emulated_cuda.IS_NEEDED else torch.bfloat16  # see `tests.emulated_cuda`
 
+    # All on the GPU: drawn, laid out and multiplied by a CPU, the largest take it minutes.
     def floats(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator).mul_(size[-1] ** -0.5).to(dtype)
+        return torch.randn(*size, device=cuda).mul_(size[-1] ** -0.5).to(dtype)
 
     gate_up, down = floats(num_experts, 2 * units, hidden), floats(num_experts, hidden, units)
     x, weight = floats(rows, hidden).mul_(hidden**0.5), floats(num_experts, hidden)
-    chosen, weights = TritonRouter(weight.to(cuda), per_row, sums_to_one=True)(x.to(cuda))
-    by_torch = TopRouter(weight.to(cuda), per_row, sums_to_one=True)(x.to(cuda))
+    chosen, weights = TritonRouter(weight, per_row, sums_to_one=True)(x)
+    by_torch = TopRouter(weight, per_row, sums_to_one=True)(x)
     torch.testing.assert_close(weights, by_torch[1])
     if in_eight_bits:
-        of_gate_up, of_down = ([quantized(one.to(cuda)) for one in each] for each in (gate_up, down))
+        of_gate_up, of_down = ([quantized(one) for one in each] for each in (gate_up, down))
         experts = GroupedExperts(of_gate_up, of_down, dtype)
         gate_up, down = (
-            torch.stack([one.dequantized(torch.float32) for one in each]).cpu()
-            for each in (of_gate_up, of_down)
+            torch.stack([one.dequantized(torch.float32) for one in each]) for each in (of_gate_up, of_down)
         )
     else:
-        experts = GroupedExperts([*gate_up.to(cuda)], [*down.to(cuda)], dtype)
-    got = experts(x.to(cuda), chosen, weights)
+        experts = GroupedExperts([*gate_up], [*down], dtype)
+    got = experts(x, chosen, weights)
     alone = SeparateExperts(
         [FeedForward(Linear(a.float()), Linear(b.float())) for a, b in zip(gate_up, down, strict=True)]
     )
-    expected = alone(x.float(), chosen.cpu().long(), weights.cpu())
-    torch.testing.assert_close(got.cpu().float(), expected, atol=2e-2, rtol=2e-2)
+    expected = alone(x.float(), chosen.long(), weights)
+    torch.testing.assert_close(got.float(), expected, atol=2e-2, rtol=2e-2)
