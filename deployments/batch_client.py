@@ -75,6 +75,7 @@ class BatchProgress:
         num_tokens: generated, as the server counts them.
         num_waiting: told to come back later, or their connection broke.
         trouble: why the last of these waits.
+        failure: why the first of those that failed did.
     """
 
     total: int
@@ -83,6 +84,7 @@ class BatchProgress:
     num_tokens: int = 0
     num_waiting: int = 0
     trouble: str = ""
+    failure: str = ""
 
     @property
     def num_ended(self) -> int:
@@ -298,6 +300,7 @@ class _Sender:
             self._progress.num_tokens += _num_tokens(response["body"])
         else:
             self._progress.num_failed += 1
+            self._progress.failure = self._progress.failure or _failure(line)
         self._changed()
 
 
@@ -331,6 +334,16 @@ def _line(request: BatchRequest, status: int, headers: Mapping[str, str], raw: b
         body = {"error": {"message": _message(raw)}}
     request_id = headers.get("X-Request-Id") or body.get("id")
     return answer_line(request.custom_id, status, str(request_id or ""), body)
+
+
+def _failure(line: dict[str, Any]) -> str:
+    """Why there is no answer: the server's status and message, or what came in their place."""
+    response = line["response"]
+    if response is None:
+        return str(line["error"]["message"])
+    error = response["body"].get("error")
+    told = error.get("message") if isinstance(error, dict) else error
+    return f"{response['status_code']}: {told}"
 
 
 def _num_tokens(body: Mapping[str, Any]) -> int:

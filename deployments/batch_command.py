@@ -92,11 +92,13 @@ def describe(progress: BatchProgress, seconds: float) -> str:
     parts = [f"{progress.num_failed} failed"] if progress.num_failed else []
     parts.append(f"{progress.num_tokens / max(seconds, 1e-9):,.0f} tokens/s")
     if progress.num_waiting:
-        trouble = " ".join(progress.trouble.split())
-        if len(trouble) > _TROUBLE_CHARACTERS:
-            trouble = f"{trouble[: _TROUBLE_CHARACTERS - 1]}…"
-        parts.append(f"{progress.num_waiting} waiting ({trouble})")
+        parts.append(f"{progress.num_waiting} waiting ({_in_short(progress.trouble, _TROUBLE_CHARACTERS)})")
     return " · ".join(parts)
+
+
+def _in_short(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _summary(progress: BatchProgress, num_wanted: int, path: Path, seconds: float) -> str:
@@ -104,9 +106,9 @@ def _summary(progress: BatchProgress, num_wanted: int, path: Path, seconds: floa
     if not progress.total:
         return f"All {num_wanted} requests have answers in {path} already"
     before = f", {had} before" if had else ""
-    failed = f"{progress.num_failed} failed" + (
-        "; the same command sends those again" if progress.num_failed else ""
-    )
+    failed = f"{progress.num_failed} failed"
+    if progress.num_failed:
+        failed += f"; the same command sends those again (the first: {_in_short(progress.failure, 300)})"
     return (
         f"Wrote {path}: {progress.num_answered} answered{before}, {failed}. "
         f"{progress.num_tokens:,} tokens in {seconds:.1f} s"

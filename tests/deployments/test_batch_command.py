@@ -208,6 +208,7 @@ async def test_a_front_end_answers_all_kinds_in_the_background(
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     result = await run(tmp_path, url)
     assert (result.exit_code, "4 answered, 1 failed" in result.output) == (1, True), result.output
+    assert "(the first: 400: `temperature`" in " ".join(result.output.split())
     answers = {line["custom_id"]: line["response"] for line in read_output(tmp_path / "out.jsonl")}
     chat, completion, response = (answers[path]["body"] for path in bodies)
     assert chat["choices"][0]["message"]["content"] == ANSWER
