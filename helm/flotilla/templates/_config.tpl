@@ -1,6 +1,13 @@
 {{/* Flotilla's configuration: the values, and what Kubernetes decides about where it listens. */}}
 {{- define "flotilla.config" -}}
 {{- $config := deepCopy .Values.config -}}
+{{- /*
+The demo's chat template shows no calls of tools, so `auto` would refuse them. Not among the values, which Helm merges: a target of
+another path would keep it.
+*/ -}}
+{{- if and (hasPrefix "zoo:" $config.target.path) (not (hasKey $config.target "tool_parser")) -}}
+{{- $_ := set $config.target "tool_parser" "hermes" -}}
+{{- end -}}
 {{- $http := dict "host" "0.0.0.0" "port" 8000 "direct" false -}}
 {{- $_ := set $config "http" (mergeOverwrite (dict) (default (dict) $config.http) $http) -}}
 {{- if dig "grpc" "enabled" false $config -}}

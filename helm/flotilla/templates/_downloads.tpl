@@ -12,14 +12,14 @@ with models is mounted everywhere, so that whoever looks finds them.
 
 {{/* Size of the volume that downloads go to. Takes `root`, `group` and `isHead`. */}}
 {{- define "flotilla.downloadSize" -}}
-{{- ternary .root.Values.models.downloadSizeLimit "1Gi" (eq (include "flotilla.modelsHeld" .) "all") -}}
+{{- ternary (include "flotilla.quantityText" .root.Values.models.downloadSizeLimit) "1Gi" (eq (include "flotilla.modelsHeld" .) "all") -}}
 {{- end }}
 
 {{/* Resources of the containers that download. A node without room for the volume would evict the pod when it is full. Takes the same. */}}
 {{- define "flotilla.downloadResources" -}}
 {{- $given := .root.Values.models.downloadResources -}}
 {{- $requests := mergeOverwrite (dict "ephemeral-storage" (include "flotilla.downloadSize" .)) $given.requests -}}
-{{- dict "requests" $requests "limits" $given.limits | toYaml -}}
+{{- include "flotilla.resources" (dict "requests" $requests "limits" $given.limits) -}}
 {{- end }}
 
 {{/* Fetches models before Ray starts; what is there already is not fetched again. Takes `root`, `group` and `isHead`. */}}

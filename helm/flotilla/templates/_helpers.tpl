@@ -66,3 +66,34 @@ app.kubernetes.io/part-of: flotilla
 {{- if has "front-ends" $runs -}}{{- $_ := set $resources "flotilla-front-end" 1 -}}{{- end -}}
 {{- toJson $resources -}}
 {{- end }}
+
+{{/*
+Resources of a container as YAML. The RayService's schema takes integers and strings for quantities: of a number with a fraction, its
+text. Whole numbers stay as they are: a change would make a second cluster.
+*/}}
+{{- define "flotilla.resources" -}}
+{{- $written := dict -}}
+{{- range $kind, $quantities := . -}}
+{{- $ofKind := dict -}}
+{{- range $name, $quantity := $quantities -}}
+{{- $_ := set $ofKind $name (ternary (toString $quantity) $quantity (include "flotilla.hasFraction" $quantity | eq "true")) -}}
+{{- end -}}
+{{- $_ := set $written $kind $ofKind -}}
+{{- end -}}
+{{- toYaml $written -}}
+{{- end }}
+
+{{/* A single quantity as text: whole numbers in all their digits. */}}
+{{- define "flotilla.quantityText" -}}
+{{- if or (kindIs "string" .) (include "flotilla.hasFraction" . | eq "true") -}}{{- . -}}{{- else -}}{{- int64 . -}}{{- end -}}
+{{- end }}
+
+{{/* Its text as YAML, likewise: what would be read as a fraction is quoted. */}}
+{{- define "flotilla.quantityYaml" -}}
+{{- if contains "." . -}}{{- . | quote -}}{{- else -}}{{- . -}}{{- end -}}
+{{- end }}
+
+{{/* Whether a quantity is a number, and no whole one. */}}
+{{- define "flotilla.hasFraction" -}}
+{{- if or (kindIs "string" .) (kindIs "invalid" .) -}}false{{- else -}}{{- ne (floor .) (float64 .) -}}{{- end -}}
+{{- end }}

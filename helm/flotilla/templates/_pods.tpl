@@ -116,7 +116,7 @@ spec:
       {{- end }}
       {{- end }}
       resources:
-        {{- toYaml $resources | nindent 8 }}
+        {{- include "flotilla.resources" $resources | nindent 8 }}
       {{- range $probe := list "startupProbe" "readinessProbe" "livenessProbe" }}
       {{- with get (default (dict) $group.probes) $probe }}
       {{ $probe }}:

@@ -22,7 +22,7 @@
 {{- define "flotilla.volumes" -}}
 {{- $values := .root.Values -}}
 - name: tmp
-  emptyDir: {sizeLimit: {{ $values.pods.tmpSizeLimit }}}
+  emptyDir: {sizeLimit: {{ include "flotilla.quantityYaml" (include "flotilla.quantityText" $values.pods.tmpSizeLimit) }}}
 {{- if and .isHead $values.autoscaler.enabled }}
 - name: autoscaler-tmp
   emptyDir: {sizeLimit: 1Gi}
@@ -32,7 +32,7 @@
   persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName | quote }}, readOnly: true}
 {{- else if include "flotilla.modelsHeld" . }}
 - name: models
-  emptyDir: {sizeLimit: {{ include "flotilla.downloadSize" . }}}
+  emptyDir: {sizeLimit: {{ include "flotilla.quantityYaml" (include "flotilla.downloadSize" .) }}}
 {{- end }}
 {{- if $values.apiKeys.enabled }}
 - name: api-keys
