@@ -146,3 +146,9 @@ def group(**changes: Any) -> Object:
     resources = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
     found = {"name": "cpu", "minReplicas": 1, "maxReplicas": 2, "resources": resources, **changes}
     return {"workerGroups": [{key: value for key, value in found.items() if value is not None}]}
+
+
+def gpu_group(**changes: Any) -> Object:
+    """The same with GPUs, of which the target reserves one."""
+    on_gpu = {"target": {"placement": {"num_gpus": 1}}, "drafters": []}
+    return merged(group(**{"gpu": {"count": 1}, **changes}), {"config": on_gpu})

@@ -45,7 +45,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 
 def in_pods_of(count: int, config: dict[str, Any]) -> dict[str, Any]:
-    return merged(group(gpu={"count": count}, maxReplicas=8), {"config": config})
+    return merged(group(gpu={"count": count}, maxReplicas=8, rayLabels={"a": "b"}), {"config": config})
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -9,7 +9,7 @@ import pytest
 from ray.autoscaler._private.kuberay import autoscaling_config
 
 from tests.helm.operator_rules import read_resources, start_arguments, violations
-from tests.helm.rendered_chart import SCENARIOS, cluster, group, ray_service, refusal, scenario
+from tests.helm.rendered_chart import SCENARIOS, cluster, gpu_group, group, ray_service, refusal, scenario
 
 
 def of_autoscaler(worker_group: dict[str, Any]) -> dict[str, int]:
@@ -37,7 +37,7 @@ def test_the_autoscaler_counts_on_what_pods_start_with(name: str) -> None:
     "resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-3g.40gb", "amd.com/gpu"]
 )
 def test_whoever_gives_gpus_they_are_counted(resource: str) -> None:
-    values = group(gpu={"count": 2, "resourceName": resource}, rayResources={"verifier": 4})
+    values = gpu_group(gpu={"count": 2, "resourceName": resource}, rayResources={"verifier": 4})
     assert violations(ray_service(values)) == []
     (found,) = cluster(values)["workerGroupSpecs"]
     assert of_autoscaler(found)["GPU"] == of_ray_start(found)["GPU"] == 2
@@ -49,7 +49,7 @@ def test_no_gpus_are_told_of_where_the_group_has_none() -> None:
 
 
 def test_the_number_of_gpus_that_ray_is_told_may_be_another() -> None:
-    (found,) = cluster(group(gpu={"count": 1}, rayStartParams={"num-gpus": "4"}))["workerGroupSpecs"]
+    (found,) = cluster(gpu_group(rayStartParams={"num-gpus": "4"}))["workerGroupSpecs"]
     assert of_ray_start(found)["GPU"] == 4
 
 

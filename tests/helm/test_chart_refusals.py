@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.rendered_chart import files, group, helm, merged, refusal
+from tests.helm.rendered_chart import files, gpu_group, group, helm, merged, refusal
 
 GPU_GROUP = group(gpu={"count": 1})
 ZEROES = "0" * 40
@@ -386,7 +386,7 @@ def test_a_release_that_makes_no_name_is_refused(release: str) -> None:
 
 
 def test_what_is_refused_is_refused_for_that_alone() -> None:
-    assert files(GPU_GROUP)
+    assert files(gpu_group())
     for kind in ("heads", "eagle"):  # in the target's process: they reserve nothing of their own
         assert files({"config": {"drafters": [{"kind": kind, "path": "zoo:a"}]}})
     one_gpu = group(gpu={"count": 1}, maxReplicas=1)

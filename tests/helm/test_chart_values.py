@@ -13,6 +13,7 @@ from tests.helm.rendered_chart import (
     cluster,
     container,
     flotilla_args,
+    gpu_group,
     group,
     merged,
     notes,
@@ -218,24 +219,24 @@ def test_helm_test_and_prometheus_bring_a_key() -> None:
 
 
 def test_gpus_are_requested_and_limited_alike() -> None:
-    resources = container(group(gpu={"count": 2}))["resources"]
+    resources = container(gpu_group(gpu={"count": 2}))["resources"]
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 2
 
 
 def test_a_type_of_gpu_selects_nodes() -> None:
-    assert worker(group(gpu={"count": 1, "type": "NVIDIA-L4"}))["nodeSelector"] == {
+    assert worker(gpu_group(gpu={"count": 1, "type": "NVIDIA-L4"}))["nodeSelector"] == {
         "nvidia.com/gpu.product": "NVIDIA-L4"
     }
 
 
 def test_gpus_of_another_maker() -> None:
-    values = group(gpu={"count": 1, "resourceName": "amd.com/gpu"})
+    values = gpu_group(gpu={"count": 1, "resourceName": "amd.com/gpu"})
     assert container(values)["resources"]["limits"]["amd.com/gpu"] == 1
     assert worker(values)["tolerations"][0]["key"] == "amd.com/gpu"
 
 
 def test_pods_with_gpus_tolerate_the_taint_of_their_nodes() -> None:
-    tolerations = worker(group(gpu={"count": 1}))["tolerations"]
+    tolerations = worker(gpu_group())["tolerations"]
     assert tolerations == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 
 

@@ -133,7 +133,7 @@
 {{- end -}}
 {{- $isMounted := false -}}
 {{- range append $.Values.workerGroups $.Values.pods -}}
-{{- range .volumeMounts -}}{{- if hasPrefix $.Values.models.mountPath .mountPath -}}{{- $isMounted = true -}}{{- end -}}{{- end -}}
+{{- range .volumeMounts -}}{{- if hasPrefix (printf "%s/" $.Values.models.mountPath) (printf "%s/" .mountPath) -}}{{- $isMounted = true -}}{{- end -}}{{- end -}}
 {{- end -}}
 {{- range $where, $path := $paths -}}
 {{- if and (eq $.Values.models.source "none") (not $isMounted) (hasPrefix (printf "%s/" $.Values.models.mountPath) $path) -}}
@@ -181,6 +181,17 @@
 {{- if has .name $refused -}}{{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}{{- end -}}
 {{- if eq .name "RAY_enable_autoscaler_v2" -}}
 {{- fail "RAY_enable_autoscaler_v2 in env is refused by the operator; use autoscaler.enabled" -}}
+{{- end -}}
+{{- end -}}
+{{- /* Of workers, which the operator looks at with fault tolerance alone. */ -}}
+{{- range $index, $group := ternary $.Values.workerGroups list .enabled -}}
+{{- range default (list) $group.env -}}
+{{- if has .name (list "REDIS_PASSWORD" "RAY_REDIS_ADDRESS") -}}
+{{- fail (printf "workerGroups[%d] (%s): %s in env is refused by the operator; use gcsFaultTolerance" $index $group.name .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey (default (dict) $group.rayStartParams) "redis-password" -}}
+{{- fail (printf "workerGroups[%d] (%s): rayStartParams.redis-password is set by the operator; use gcsFaultTolerance.redisPassword" $index $group.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
