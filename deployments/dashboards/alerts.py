@@ -197,13 +197,13 @@ ALERTS: tuple[Alert, ...] = (
             Condition(rec.QUEUE_REFUSALS, "> 0.05"),
             Condition(
                 "sum by (job, tier) "
-                '(increase(flotilla_front_end_requests_rejected_total{code="queue_full"}[15m]))',
+                f"(increase(flotilla_front_end_requests_rejected_total{{{rec.OVERLOAD_CODES}}}[15m]))",
                 f">= {LEAST_FAILURES}",
             ),
         ),
-        summary="Tier {{ $labels.tier }} of {{ $labels.job }} is refused for a full queue.",
-        description="{{ $value | humanizePercentage }} of its requests were refused with `queue_full`, by "
-        "all cells, over the last 5 minutes.",
+        summary="Tier {{ $labels.tier }} of {{ $labels.job }} is refused for overload.",
+        description="{{ $value | humanizePercentage }} of its requests were refused with `queue_full` or "
+        "`saturated`, by all cells, over the last 5 minutes.",
         on=("job", "tier"),
         lasting="5m",
     ),

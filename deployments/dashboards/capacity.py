@@ -122,8 +122,9 @@ CAPACITY = Board(
                     (rate("flotilla_prompt_tokens_total"), "prompt"),
                 ),
                 series(
-                    "Refused for a full queue",
-                    "Share of requests that found every queue full, over 5 minutes; pages from 5 % on "
+                    "Refused for overload",
+                    "Share of requests that found every queue full, or would have missed their objectives "
+                    "in every cell and asked to be refused then, over 5 minutes; pages from 5 % on "
                     "(FlotillaQueueSaturated).",
                     "percentunit",
                     (f"{rec.QUEUE_REFUSALS}{{{OF_ALL_CELLS}}}", "{{tier}}"),

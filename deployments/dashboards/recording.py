@@ -86,6 +86,10 @@ def judged(window: str) -> str:
 
 TARGET = "flotilla:slo_target:ratio"
 DRAFTER_ACCEPTANCE = "flotilla:drafter_acceptance:ratio_rate"
+#: Codes of refusals because more is asked than the cells serve: at the queue's bound, or, where a tier would
+#: rather be refused than late, because its objectives would be missed. What an idle cell could not do either
+#: (`slo_infeasible`) is no overload.
+OVERLOAD_CODES = 'code=~"queue_full|saturated"'
 QUEUE_REFUSALS = "flotilla:queue_refusals:ratio_rate5m"
 REQUESTS_FAILED = "flotilla:requests_failed:ratio_rate5m"
 NUM_REQUESTS_FAILED = "flotilla:requests_failed:increase15m"
@@ -156,7 +160,7 @@ def _health() -> tuple[RecordingRule, ...]:
 def _queue_refusals() -> str:
     # Of front ends: a cell's refusal is none where another cell takes the request.
     name = "flotilla_front_end_requests_rejected_total"
-    refused = f'sum by (job, tier) (rate({name}{{code="queue_full"}}[5m]))'
+    refused = f"sum by (job, tier) (rate({name}{{{OVERLOAD_CODES}}}[5m]))"
     every = f"sum by (job, tier) (rate({name}[5m]))"
     admitted = 'sum by (job, tier) (rate(flotilla_admission_decisions_total{decision!="rejected"}[5m]))'
     return f"{refused}\n/ ({every} + {admitted} > 0)"

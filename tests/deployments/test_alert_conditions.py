@@ -129,6 +129,36 @@ CASES |= {
             exactly('round(1000 * flotilla:queue_refusals:ratio_rate5m{job="f", tier="chat"})', 20),
         ),
     ),
+    # Of a tier that would rather be refused than late, nothing is served for hours.
+    "a tier that is refused for the objectives it would miss pages": Case(
+        {
+            **{looked_at("a", decision): counter([(60, 0)]) for decision in ("accepted", "downgraded")},
+            looked_at("a", "rejected"): counter([(60, 600)]),
+            told("queue_full"): counter([(60, 0)]),
+            told("saturated"): counter([(60, 600)]),
+            told("slo_infeasible"): counter([(60, 0)]),
+        },
+        (
+            expect(firing("FlotillaQueueSaturated"), 50, 1),
+            exactly('sum by (job, tier) (flotilla:queue_refusals:ratio_rate5m{job="f"})', 1),
+        ),
+    ),
+    "full queues and objectives that would be missed count together": Case(
+        {
+            looked_at("a", "accepted"): counter([(60, 92)]),
+            told("queue_full"): counter([(60, 4)]),
+            told("saturated"): counter([(60, 4)]),
+        },
+        (
+            expect(firing("FlotillaQueueSaturated"), 50, 1),
+            exactly('round(1000 * flotilla:queue_refusals:ratio_rate5m{job="f", tier="chat"})', 80),
+        ),
+    ),
+    # What an idle cell could not do either is its client's mistake.
+    "what no cell could ever do wakes nobody": Case(
+        {looked_at("a", "accepted"): counter([(60, 50)]), told("slo_infeasible"): counter([(60, 50)])},
+        (expect(firing(), 50, 0),),
+    ),
     # One of ten requests in five minutes, as long as it may last.
     "a refusal now and then wakes nobody": Case(
         {looked_at("a", "accepted"): counter([(60, 1.8)]), told("queue_full"): counter([(60, 0.2)])},

@@ -305,9 +305,9 @@ def test_who_burns_and_who_does_not(name: str, failures_of_burns: dict[str, str]
 def test_annotations_name_the_values(tmp_path: Path) -> None:
     incident = next(one for one in INCIDENTS if one.alert == "FlotillaQueueSaturated")
     annotations = {
-        "summary": "Tier chat of f is refused for a full queue.",
-        "description": "50% of its requests were refused with `queue_full`, by all cells, over the last 5 "
-        "minutes.",
+        "summary": "Tier chat of f is refused for overload.",
+        "description": "50% of its requests were refused with `queue_full` or `saturated`, by all cells, "
+        "over the last 5 minutes.",
         "runbook_url": "https://wiki.example/FlotillaQueueSaturated.md",
     }
     alert = {
