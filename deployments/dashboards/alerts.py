@@ -103,6 +103,15 @@ def _burn(severity: Severity, factor: float, long: str, short: str, spent: str) 
     )
 
 
+# A cell that is made again is another one, by its id: what it was before cannot be asked of it. So cells are
+# counted that were not there an hour ago and are not there now, but were in between, and those that have been
+# there all along and never served. In a rollout the old ones were there, and the new ones are.
+_SEEN = "max by (job, cell) (max_over_time(flotilla_ready[1h]))"
+_THERE = "max by (job, cell) (flotilla_ready)"
+_ENDED_EARLY = f"({_SEEN} unless max by (job, cell) (flotilla_ready offset 1h) unless {_THERE})"
+_NEVER_READY = f"({_SEEN} < 1 and {_THERE})"
+
+
 ALERTS: tuple[Alert, ...] = (
     _burn("page", 14.4, "1h", "5m", "2 % of a month's error budget go in an hour"),
     _burn("page", 6, "6h", "30m", "5 % of a month's error budget go in six hours"),
@@ -155,6 +164,17 @@ ALERTS: tuple[Alert, ...] = (
         summary="Cell {{ $labels.cell }} of {{ $labels.job }} does not become complete.",
         description="Of its target and its kinds of drafters, {{ $value }} are not ready, for 30 minutes.",
         lasting="30m",
+    ),
+    Alert(
+        "FlotillaCellsRestarting",
+        "ticket",
+        (Condition(f"count by (job) ({_ENDED_EARLY} or {_NEVER_READY})", "> 2"),),
+        summary="Cells of {{ $labels.job }} keep ending.",
+        description="Of the cells that began within the last hour, {{ $value }} have ended again or never "
+        "served, and so it has been for more than an hour.",
+        # Whoever ends early is counted for an hour after it began: a rollout that was taken back, or a peak
+        # that came and went, is over by then.
+        lasting="65m",
     ),
     Alert(
         "FlotillaNoDraftersReady",

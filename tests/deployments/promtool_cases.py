@@ -43,6 +43,19 @@ def gauge(phases: Phases) -> str:
     return " ".join(f"_x{steps}" if at is None else f"{at:g}+0x{steps - 1}" for steps, at in phases)
 
 
+def lives(name: str, phases: Phases) -> Series:
+    """Whether a cell is ready from when it begins; at the end it is gone, and Prometheus knows that."""
+    return {f'flotilla_ready{{job="f", cell="{name}"}}': f"{gauge(phases)} stale"}
+
+
+def made_again(begin: int, end: int, loads: int, serves: int) -> Series:
+    """Cells in the same place, each with an id of its own, of which each loads and serves for so long."""
+    found: Series = {}
+    for at in range(begin, end, loads + serves):
+        found |= lives(f"cell-{at}", [(at, None), (loads, 0), *([(serves, 1.0)] if serves else [])])
+    return found
+
+
 def judged(phases: list[tuple[int, float]], per_step: float = 100.0, tier: str = "chat") -> Series:
     """Requests of a tier, of which in each phase such a share misses its objectives."""
     name = f'flotilla_slo_requests_total{{job="f", cell="a", objective="all", tier="{tier}", attained='

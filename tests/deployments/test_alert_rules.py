@@ -22,6 +22,7 @@ from tests.deployments.promtool_cases import (
     gauge,
     judged,
     listed,
+    made_again,
     needs_promtool,
     run_promtool,
 )
@@ -130,6 +131,12 @@ INCIDENTS = [
         },
         45,
         (9, 35, 55),
+    ),
+    Incident(
+        "FlotillaCellsRestarting",
+        {'flotilla_ready{job="f", cell="a"}': gauge([(190, 1)]), **made_again(10, 110, loads=4, serves=0)},
+        100,
+        (9, 70, 180),
     ),
     Incident(
         "FlotillaNoDraftersReady",
