@@ -18,7 +18,7 @@ from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
 from simulator import chart_values, hardware, report, systems, workloads
 from simulator.metrics import ALL
-from simulator.sizing import Load, Sizing, size
+from simulator.sizing import MOST_CELLS, Load, Sizing, size
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,7 +47,9 @@ def plan(
     headroom: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of each cell's capacity that is kept free.")
     ] = 0.2,
-    spare: Annotated[int, typer.Option(min=0, help="Cells beyond the load's, to lose without harm.")] = 0,
+    spare: Annotated[
+        int, typer.Option(min=0, max=MOST_CELLS, help="Cells beyond the load's, to lose without harm.")
+    ] = 0,
     burstiness: Annotated[float, typer.Option(min=0.01, help="Gamma shape of the gaps; 1 is Poisson.")] = 1.0,
     peaks: Annotated[bool, typer.Option("--peaks", help="Classes peak one after the other.")] = False,
     policy: Annotated[str, typer.Option(help="System, as of `flotilla simulate`.")] = "flotilla",
@@ -106,10 +108,11 @@ def plan(
         )
     if values_file is not None:
         head = _HEAD.format(profile=chosen.source, rate=rate, target=target, cell_rate=sizing.cell_rate)
-        body = yaml.safe_dump(
-            chart_values.values(chosen, load, system, sizing.num_cells, target), sort_keys=False
-        )
-        values_file.write_text(head + body)
+        try:
+            found = chart_values.values(chosen, load, system, sizing.num_cells, target)
+        except ValueError as error:
+            fail(str(error))
+        values_file.write_text(head + yaml.safe_dump(found, sort_keys=False))
         console.print(f"Wrote {values_file}.")
 
 

@@ -19,6 +19,8 @@ PRECISION = 0.05
 LEAST_RATE = 1.0 / 16.0
 # No cell of the profiles serves more requests per second than this.
 MOST_RATE = 4096.0
+# The chart of a release takes no more pods of one kind (values.schema.json).
+MOST_CELLS = 10_000
 # A run of fewer requests says little about the one in twenty that may miss.
 LEAST_REQUESTS = 100
 
@@ -112,10 +114,15 @@ def size(
         progress: told of every rate tried, and of its attainment.
 
     Raises:
-        ValueError: for a rate, target or headroom out of range.
+        ValueError: for a rate, a time, a burstiness, a target, a headroom or spare cells out of range.
     """
-    if rate <= 0.0 or not 0.0 < target <= 1.0 or not 0.0 <= headroom < 1.0 or num_spare < 0:
-        raise ValueError("rate must be above 0, target in (0, 1], headroom in [0, 1), spare cells 0 or more")
+    is_finite = all(0.0 < number < math.inf for number in (rate, seconds, load.burstiness))
+    is_share = 0.0 < target <= 1.0 and 0.0 <= headroom < 1.0
+    if not (is_finite and is_share and 0 <= num_spare <= MOST_CELLS):
+        raise ValueError(
+            "rate must be above 0 and finite, and so must seconds and burstiness; target must be in (0, 1], "
+            f"headroom in [0, 1), spare cells from 0 to {MOST_CELLS:,}"
+        )
     tried: dict[float, float] = {}
     runs: dict[float, RunResult] = {}
 
