@@ -168,7 +168,13 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaCellsRestarting",
         "ticket",
-        (Condition(f"count by (job) ({_ENDED_EARLY} or {_NEVER_READY})", "> 2"),),
+        # Zero in good times rather than nothing, so that it can be looked at.
+        (
+            Condition(
+                f"(count by (job) ({_ENDED_EARLY} or {_NEVER_READY}) or 0 * count by (job) (flotilla_ready))",
+                "> 2",
+            ),
+        ),
         summary="Cells of {{ $labels.job }} keep ending.",
         description="Of the cells that began within the last hour, {{ $value }} have ended again or never "
         "served, and so it has been for more than an hour.",

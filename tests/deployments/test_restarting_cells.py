@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.dashboards.alerts import ALERTS
 from tests.deployments.promtool_cases import (
     Case,
     Series,
@@ -70,6 +71,18 @@ def peaks(number: int, every: int, lasting: int) -> Series:
     return found
 
 
+def counts(number: int, minute: int) -> dict[str, object]:
+    """What it compares with its threshold, before it does."""
+    (alert,) = [one for one in ALERTS if one.name == RESTARTING]
+    (condition,) = alert.conditions
+    value = condition.value.replace("flotilla_ready", 'flotilla_ready{job="f"}')
+    return {
+        "expr": value,
+        "eval_time": f"{minute}m",
+        "exp_samples": [{"labels": '{job="f"}', "value": number}],
+    }
+
+
 #: By name; all are evaluated at once.
 CASES: dict[str, Case] = {
     "cells that never become ready": tells(made_again(10, END, loads=4, serves=0)),
@@ -93,6 +106,10 @@ CASES: dict[str, Case] = {
     ),
     "a cell that is added and removed now and then": is_silent(peaks(1, every=30, lasting=15)),
     "four cells for a short peak once an hour": is_silent(peaks(4, every=60, lasting=12)),
+    "nothing but a cell that serves, of which zero is counted": Case(HEALTHY, (counts(0, 100),)),
+    "cells in one place, of which those that are gone are counted": Case(
+        {**HEALTHY, **made_again(70, END, loads=2, serves=8)}, (counts(3, 109), counts(0, 69))
+    ),
     "four cells for a long peak": is_silent(peaks(4, every=120, lasting=75)),
 }
 
