@@ -82,6 +82,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         merged(ON_GPU, config(target(path="/models/a", placement={"num_gpus": 0}))),
         ("config.target.placement.num_gpus",),
     ),
+    "the demo's drafters, kept beside another target": (
+        merged(VOLUME, config(target(path="/models/a"))),
+        ("config.drafters[0]", "zoo:drafter-code-2x128", "config.target.path", "/models/a", "[]"),
+    ),
     "resources that no pod has": (
         config(target(placement={"resources": {"verifier": 1}})),
         ("config.target", "verifier", "rayResources"),
@@ -151,7 +155,7 @@ def test_flotilla_refuses_it_too(name: str) -> None:
 #: What is near to what is refused, and runs.
 TAKEN: dict[str, dict[str, Any]] = {
     "a target that is to be on the CPU of pods with GPUs": merged(
-        ON_GPU, config(target(path="/models/a", device="cpu"))
+        ON_GPU, config(target(path="/models/a", device="cpu"), drafters=[])
     ),
     "a target with a share": merged(
         ON_GPU, config(target(path="/models/a", placement={"num_gpus": 0.8}), drafters=[LOOKUP])
@@ -181,7 +185,7 @@ TAKEN: dict[str, dict[str, Any]] = {
             "volumes": [{"name": "more", "emptyDir": {}}],
             "volumeMounts": [{"name": "more", "mountPath": "/models/a"}],
         },
-        **config(target(path="/models/a")),
+        **config(target(path="/models/a"), drafters=[]),
     },
 }
 

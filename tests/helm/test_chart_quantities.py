@@ -15,7 +15,7 @@ DOWNLOAD = {
         "source": "download",
         "download": [{"repository": "a/b", "revision": "0" * 40, "directory": "target"}],
     },
-    "config": {"target": {"path": "/models/target"}},
+    "config": {"target": {"path": "/models/target"}, "drafters": []},
 }
 #: Of everything that is a quantity, a number with a fraction.
 FRACTIONS = merged(

@@ -15,11 +15,11 @@ def test_the_demo_writes_calls_as_hermes() -> None:
 
 
 def test_a_target_of_which_the_path_alone_is_given_has_the_parser_of_its_template() -> None:
-    values = merged(VOLUME, {"config": {"target": {"path": "/models/llama"}}})
+    values = merged(VOLUME, {"config": {"target": {"path": "/models/llama"}, "drafters": []}})
     assert "tool_parser" not in flotilla_args(values)["target"]
 
 
 @pytest.mark.parametrize("path", ["/models/llama", "zoo:target-8x384"])
 def test_a_parser_that_is_given_stays(path: str) -> None:
-    values = merged(VOLUME, {"config": {"target": {"path": path, "tool_parser": "json"}}})
+    values = merged(VOLUME, {"config": {"target": {"path": path, "tool_parser": "json"}, "drafters": []}})
     assert flotilla_args(values)["target"]["tool_parser"] == "json"

@@ -31,6 +31,9 @@ workers that Ray could never place, which wait for ever without a word.
 {{- range $index, $drafter := $config.drafters -}}
 {{- $name := default (default "" (get $unnamed (toString .kind))) .name -}}
 {{- $where := printf "config.drafters[%d]" $index -}}
+{{- if and (hasPrefix "zoo:" (default "" .path)) (not (hasPrefix "zoo:" $target.path)) -}}
+{{- fail (printf "%s: %s is of the demo's family, and config.target.path %s is not: set config.drafters to those of your target, or to [] for none; where it is not set, the demo's are kept" $where .path $target.path) -}}
+{{- end -}}
 {{- if eq $name "verifier" -}}
 {{- fail (printf "%s: `verifier` names the target's worker; call the drafter something else" $where) -}}
 {{- end -}}
