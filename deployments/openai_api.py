@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.idempotency_config import IdempotencyConfig
@@ -355,6 +356,14 @@ def _id_headers(scope: Scope, sends: bool) -> dict[str, str]:
     return dict.fromkeys(names, str(scope["state"]["request_id"]))
 
 
+def _instead(path: str, there: Container[str]) -> str:
+    """What was meant by a path that there is not, as of clients with another base URL."""
+    for meant, ends in (f"/v1{path}", "with /v1"), (path.removeprefix("/v1"), "without /v1"):
+        if meant != path and meant in there:
+            return f"there is {meant}: the client's base URL is to end {ends}"
+    return "the routes are listed in /openapi.json"
+
+
 def _install_error_handlers(app: FastAPI, sends_request_id: bool, origins: Sequence[str]) -> None:
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
@@ -362,8 +371,9 @@ def _install_error_handlers(app: FastAPI, sends_request_id: bool, origins: Seque
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
+        there = {route.path for route in app.routes if isinstance(route, Route)}
         message = {
-            404: f"There is no {request.url.path} here; the routes are listed in /openapi.json.",
+            404: f"There is no {request.url.path} here; {_instead(request.url.path, there)}.",
             405: f"{request.url.path} does not answer {request.method}.",
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
