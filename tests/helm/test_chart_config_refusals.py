@@ -55,6 +55,27 @@ INVALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         config(drafters=[{**LOOKUP, "name": "verifier"}]),
         ("config.drafters[0]", "verifier"),
     ),
+    "tiers that are downgraded in a circle": (
+        config(tiers={name: {"downgrade_to": to} for name, to in (("a", "b"), ("b", "c"), ("c", "a"))}),
+        ("config.tiers", "circle", "a -> b -> c -> a"),
+    ),
+    "a tier that is downgraded to itself": (
+        config(tiers={"a": {"downgrade_to": "a"}}),
+        ("config.tiers", "a -> a"),
+    ),
+    "a place for what runs in the target's process": (
+        config(drafters=[{"kind": "eagle", "path": "zoo:eagle-1x384", "placement": {"num_cpus": 0.1}}]),
+        ("config.drafters[0]", "eagle", "config.target.placement"),
+    ),
+    "heads and an EAGLE layer": (
+        config(
+            drafters=[
+                {"kind": "heads", "path": "zoo:heads-3x384"},
+                {"kind": "eagle", "path": "zoo:eagle-1x384"},
+            ]
+        ),
+        ("config.drafters[1]", "zoo:eagle-1x384", "zoo:heads-3x384"),
+    ),
     "a least depth above the default of the greatest": (
         config(policy={"min_depth": 9}),
         ("config.policy.min_depth 9", "max_depth 8"),
@@ -160,6 +181,10 @@ TAKEN: dict[str, dict[str, Any]] = {
     "a target with a share": merged(
         ON_GPU, config(target(path="/models/a", placement={"num_gpus": 0.8}), drafters=[LOOKUP])
     ),
+    "tiers one below the other": config(
+        tiers={"a": {"downgrade_to": "b"}, "b": {"downgrade_to": "default"}, "c": {"downgrade_to": "b"}}
+    ),
+    "an EAGLE layer": config(drafters=[{"kind": "eagle", "path": "zoo:eagle-1x384"}, LOOKUP]),
     "a fixed number of cells": config(scaling={"cells": {"min": 3, "max": 3}}),
     "administration of one cell": merged(config(http={"admin": True}), KEYS),
     "two drafters of one kind and two names": config(drafters=[LOOKUP, {**LOOKUP, "name": "other"}]),

@@ -19,6 +19,18 @@ workers that Ray could never place, which wait for ever without a word.
 {{- fail (printf "config.http.admin changes the drafters of one cell, and config.scaling.cells.max allows %d: switch it off, or let config.scaling.drafters change the drafters of each" $max) -}}
 {{- end -}}
 
+{{- $tiers := default (dict) $config.tiers -}}
+{{- range $name, $_ := $tiers -}}
+{{- $seen := list $name -}}{{- $at := $name -}}
+{{- range until (add 1 (len $tiers) | int) -}}
+{{- $at = default "" (default (dict) (get $tiers $at)).downgrade_to -}}
+{{- if has $at $seen -}}
+{{- fail (printf "config.tiers are downgraded in a circle: %s -> %s" (join " -> " $seen) $at) -}}
+{{- end -}}
+{{- if $at -}}{{- $seen = append $seen $at -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- $depths := default (dict) $config.policy -}}
 {{- $minDepth := ternary $depths.min_depth 1 (hasKey $depths "min_depth") | int -}}
 {{- $maxDepth := ternary $depths.max_depth 8 (hasKey $depths "max_depth") | int -}}
@@ -26,7 +38,7 @@ workers that Ray could never place, which wait for ever without a word.
 {{- fail (printf "config.policy.min_depth %d is above max_depth %d" $minDepth $maxDepth) -}}
 {{- end -}}
 
-{{- $names := dict -}}{{- $workers := dict "config.target" $target -}}
+{{- $heads := default "" $target.heads -}}{{- $names := dict -}}{{- $workers := dict "config.target" $target -}}
 {{- $unnamed := dict "prompt_lookup" "prompt-lookup" "suffix_automaton" "suffix-automaton" "heads" "heads" "eagle" "eagle" -}}
 {{- range $index, $drafter := $config.drafters -}}
 {{- $name := default (default "" (get $unnamed (toString .kind))) .name -}}
@@ -41,6 +53,15 @@ workers that Ray could never place, which wait for ever without a word.
 {{- fail (printf "%s: drafter names must differ, and %s is called %q, too; give one another name" $where (get $names $name) $name) -}}
 {{- end -}}
 {{- $_ := set $names $name $where -}}
+{{- if has .kind (list "heads" "eagle") -}}
+{{- if .placement -}}
+{{- fail (printf "%s: `placement` of drafter %q cannot be chosen: it runs in the target's process; leave it out, and set config.target.placement" $where $name) -}}
+{{- end -}}
+{{- $heads = default .path $heads -}}
+{{- if ne .path $heads -}}
+{{- fail (printf "%s: drafter %q names %s, and beside the target runs %s: one set of heads, or one EAGLE layer, per target" $where $name .path $heads) -}}
+{{- end -}}
+{{- end -}}
 {{- $_ := set $workers (printf "%s (%s)" $where $name) $drafter -}}
 {{- end -}}
 {{- range $where, $worker := $workers -}}
