@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from cluster.cost_model import CostModel
 from cluster.events import VerifierReady
 from cluster.requests import PREFILL, Request
 from cluster.stream_messages import Rejected, Submit
+from cluster.tier_config import TierConfig
 
 # Slots kept free of sequences, so that even a lone request has room for its draft tree.
 SLOT_MARGIN = 40
@@ -159,6 +160,22 @@ def slack_s(request: Request, now: float, step_s: float) -> float:
     return num_decoded * tpot_ms / 1e3 - (now - request.first_token_at + step_s)
 
 
-def victim(running: Iterable[Request], now: float, step_s: float) -> Request:
-    """Who is preempted: the least important, then the most slack, then the latest to come."""
-    return max(running, key=lambda r: (r.submit.priority, slack_s(r, now, step_s), r.order))
+def victim(
+    running: Iterable[Request], now: float, step_s: float, tiers: Mapping[str, TierConfig] | None = None
+) -> Request:
+    """Who is preempted: of each tenant the least important, then the most slack, then the latest to come.
+
+    Between tenants a priority that a client names says nothing, or each would name the lowest there is: what
+    counts is that of its tier, of `tiers`, then as among its own.
+    """
+    of_tier, own = tiers or {}, dict[str, Request]()
+    for one in running:
+        label = one.submit.tenant.label
+        other = own.get(label, one)
+        own[label] = max(other, one, key=lambda r: (r.submit.priority, slack_s(r, now, step_s), r.order))
+
+    def rank(request: Request) -> tuple[int, float, int]:
+        tier = of_tier.get(request.submit.tier)
+        return (tier.priority if tier else 0, slack_s(request, now, step_s), request.order)
+
+    return max(own.values(), key=rank)

@@ -69,7 +69,11 @@ class ClientServer:
             _log.error("%s does not read; dropping its connection", client)
             writer.transport.abort()
             return
-        write_frame(writer, encode(message))
+        try:
+            write_frame(writer, encode(message))
+        except FrameTooLarge as error:  # whoever sends messages must not take it for the loss of a worker
+            _log.error("%s: %s; dropping its connection", client, error)
+            writer.transport.abort()
 
     async def close(self) -> None:
         """Stop listening and drop all connections."""

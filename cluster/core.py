@@ -273,8 +273,8 @@ class SchedulerCore:
         deferred = [r for r in answered if following is None or not following.goes_on_with(r)]
         for request in deferred:
             request.deferred()
-        if deferred and len(self.running) > 1:
-            self._preempt(admission.victim(self.running.values(), now, self.planner.step_s))
+        if deferred and len(running := self.running.values()) > 1:
+            self._preempt(admission.victim(running, now, self.planner.step_s, self.config.tiers))
         self.sending_ahead.begin(self.running.values(), now)
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
@@ -388,7 +388,7 @@ class SchedulerCore:
             # Drafts are the first to go, then the request with the most slack.
             chosen = {r.request_id: TokenTree.root_only(r.last_token) for r in drafted}
             while len(chosen) > self.free_slots + owed and len(self.running) > 1:
-                victim = admission.victim(self.running.values(), now, self.planner.step_s)
+                victim = admission.victim(self.running.values(), now, self.planner.step_s, self.config.tiers)
                 self._preempt(victim)
                 chosen.pop(victim.request_id, None)
             drafted = [r for r in drafted if r.request_id in chosen]

@@ -23,6 +23,7 @@ Read = Callable[[Request], Awaitable[bytes]]
 _Answer = TypeVar("_Answer")
 _Body = TypeVar("_Body")
 
+_OF_PROXIES = ("forwarded", "via", "x-real-ip", *(f"x-forwarded-{what}" for what in ("for", "host", "proto")))
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(DrafterConfig)
 
@@ -144,7 +145,7 @@ def _check_local(request: Request) -> None:
     except ValueError:
         is_local = False
     named = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-    forwarded = "forwarded" in request.headers or "x-forwarded-for" in request.headers
+    forwarded = any(name in request.headers for name in _OF_PROXIES)
     if not is_local or forwarded or named.lower() not in _LOCAL_NAMES:
         raise ApiError(
             403,

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
@@ -22,6 +23,8 @@ from deployments.openai_schema import GenerationRequest
 from deployments.rate_limit import KeyLimiter, Refusal
 from deployments.sampling_mapping import CellInfo, max_new_tokens, reckoned_tokens
 
+# Requests of a key beyond its limit that may attach to its own answers; each takes one of all places.
+MOST_ATTACHED = 16
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="flotilla"'}
 
 
@@ -32,6 +35,7 @@ class Grant:
         key: whose; None without keys.
         limiter: of the key, if it counts towards limits.
         refusal: what it is answered with, unless it attaches to an answer that is open already.
+        is_attached: whether it was let in beyond its key's limit, to do that.
     """
 
     def __init__(self, authenticator: Authenticator, key: KeyConfig | None) -> None:
@@ -39,6 +43,7 @@ class Grant:
         self.key = key
         self.limiter: KeyLimiter | None = None
         self.refusal: ApiError | None = None
+        self.is_attached = False
         self._reserved = 0
         self._used = 0
         self._num_holders = 1
@@ -148,6 +153,7 @@ class Authenticator:
         self._max_open, self._replicas, self._clock = max_open, replicas, clock
         self._limiters: dict[str, KeyLimiter] = {}
         self._num_open = 0
+        self._num_attached: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @property
@@ -189,6 +195,8 @@ class Authenticator:
         """A request that counted towards limits has ended, and so has what was generated for it."""
         with self._lock:
             self._num_open -= 1
+            if grant.is_attached and grant.key is not None:
+                self._num_attached[grant.key.name] -= 1
             if grant.limiter is not None:
                 grant.limiter.close()
                 grant.limiter.settle(*grant.tokens, self._clock())
@@ -245,9 +253,16 @@ class Authenticator:
                 refusal = limiter.open(now)
                 if refusal is None:
                     grant.limiter = limiter
-                elif may_attach and refusal.kind == "concurrent":
+                elif (
+                    may_attach
+                    and refusal.kind == "concurrent"
+                    and self._num_attached[grant.key.name] < MOST_ATTACHED
+                ):
                     grant.refusal = _limited(refusal)
                     refusal = limiter.count(now)
+                    if refusal is None:
+                        grant.is_attached = True
+                        self._num_attached[grant.key.name] += 1
                 headers = limiter.headers(now)
             if refusal is None:
                 self._num_open += 1

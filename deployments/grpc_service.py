@@ -39,6 +39,7 @@ HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 #: How often a watched health is looked at.
 _WATCH_INTERVAL_S = 1.0
+MOST_WATCHES = 64
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -80,6 +81,7 @@ class GenerationService:
     ) -> None:
         self._service = service
         self._leaving = leaving or asyncio.Event()
+        self._num_watches = 0
         self._keyed = keyed
         self._authenticator = authenticator or Authenticator(environment={})
         self._metrics = metrics or FrontEndMetrics()
@@ -220,15 +222,25 @@ class GenerationService:
         self, request: health_pb2.HealthCheckRequest
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """The health now, and whenever it changes; it ends with the server, which waits for calls to end."""
+        if self._num_watches >= MOST_WATCHES:  # each wakes once a second, and none needs a key
+            raise ApiError(
+                429,
+                "As many watch the health as this server allows; ask with Check.",
+                code="too_many_requests",
+            )
         told = -1
-        while not self._leaving.is_set():
-            status = await self._health(request.service)
-            if status != told:
-                told = int(status)
-                yield health_pb2.HealthCheckResponse(status=status)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_WATCH_INTERVAL_S):
-                    await self._leaving.wait()
+        self._num_watches += 1
+        try:
+            while not self._leaving.is_set():
+                status = await self._health(request.service)
+                if status != told:
+                    told = int(status)
+                    yield health_pb2.HealthCheckResponse(status=status)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_WATCH_INTERVAL_S):
+                        await self._leaving.wait()
+        finally:
+            self._num_watches -= 1
         if told == _SERVING:
             yield health_pb2.HealthCheckResponse(status=_NOT_SERVING)
 

@@ -135,7 +135,7 @@ def create_app(
 
     async def read(request: Request, known: Container[str]) -> tuple[bytes, dict[str, Any]]:
         body = await body_of(request)
-        data = json_object(body)
+        data = await in_thread_if(len(body) > INLINE_BYTES, partial(json_object, body))
         if ignores_unknown_fields:
             leave_out(data, known, request.scope)
         return body, data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from codecs import BOM_UTF8
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -276,8 +277,15 @@ def json_object(
         raise bad_request(f"{what} is not valid JSON: {error}.", param, "invalid_json") from None
     if not isinstance(data, dict):
         raise bad_request(f"{what} must be a JSON object.", param, "invalid_json")
-    _check_finite(data)
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    if _MAY_BE_BEYOND.search(text):
+        _check_finite(data)
     return data
+
+
+# What a number must have to be above 1e308: other bodies, of which the parts may be millions, are not walked.
+_MAY_BE_BEYOND = re.compile(r"[eE]\+?\d\d|\d{250}")
 
 
 #: Of what a parser makes of JSON: by type, since a prompt may be many thousand integers.

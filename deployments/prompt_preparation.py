@@ -20,6 +20,9 @@ from deployments.tools import ToolUse
 INLINE_CHARS = 8192
 #: Longer bodies are checked in a thread: a megabyte of ids, or of short parts, takes tenths of a second.
 INLINE_BYTES = 1 << 15
+# Log-probabilities of a prompt come as one message; so many are some 16 MiB.
+MOST_PROMPT_LOGPROBS = 1_000_000
+MOST_ALLOWED_IDS = 1 << 17
 _Made = TypeVar("_Made")
 
 
@@ -58,7 +61,9 @@ async def prompts_of(
         )
         last = request.messages[-1]
         echo = last.content if request.echo and last.role == "assistant" else ""
-        return [Prompt(_truncated(tokens, request, info), echo)], "messages"
+        chat = [Prompt(_truncated(tokens, request, info), echo)]
+        _check_amounts(request, chat)
+        return chat, "messages"
     assert isinstance(request, CompletionRequest)
     found = []
     for prompt in request.prompt:
@@ -75,7 +80,25 @@ async def prompts_of(
     if len(found) * max(request.n or 1, request.best_of or 1) > 128:
         name = "best_of" if (request.best_of or 1) > (request.n or 1) else "n"
         raise bad_request(f"Prompts times `{name}` may be at most 128.", name)
+    _check_amounts(request, found)
     return found, "prompt"
+
+
+def _check_amounts(request: GenerationRequest, prompts: Sequence[Prompt]) -> None:
+    """Refuse what a small body would multiply: each prompt's answer has its own of what is asked for."""
+    most = mapping.num_prompt_logprobs(request)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if most is not None and longest * (most + 1) > MOST_PROMPT_LOGPROBS:
+        raise bad_request(
+            f"Log-probabilities of {longest:,} prompt tokens, {most + 1} for each, are more than "
+            f"{MOST_PROMPT_LOGPROBS:,}. Ask for fewer, or send a shorter prompt.",
+            "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs",
+        )
+    num_choices = len(prompts) * max(request.n or 1, getattr(request, "best_of", None) or 1)
+    if num_choices * len(request.allowed_token_ids or ()) > MOST_ALLOWED_IDS:
+        raise bad_request(
+            f"`allowed_token_ids` times the choices may be at most {MOST_ALLOWED_IDS:,}.", "allowed_token_ids"
+        )
 
 
 async def chat_tokens(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -18,13 +19,29 @@ def allow_only_(logits: torch.Tensor, row: int, allowed: Sequence[int]) -> None:
         row: which.
         allowed: token ids; if none of them is in the vocabulary (of a drafter), nothing is barred.
     """
-    ids = [token for token in allowed if 0 <= token < logits.shape[1]]
-    if not ids:
+    index = _index_of(allowed, logits.shape[1], logits.device)
+    if not len(index):
         return
-    index = to_device(torch.tensor(ids), logits.device)
     line = logits[row]
     kept = line.index_select(0, index)
     line.fill_(-math.inf).index_copy_(0, index, kept)
+
+
+# Of the requests seen last: every row of every step has the same ids, and they may be a whole vocabulary.
+_MOST_KEPT = 64
+_kept: OrderedDict[tuple[int, int, torch.device], tuple[Sequence[int], torch.Tensor]] = OrderedDict()
+
+
+def _index_of(allowed: Sequence[int], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """int64 [ids], those in the vocabulary; made once for each sequence of ids, which is not changed."""
+    place = (id(allowed), vocab_size, device)
+    known = _kept.get(place)
+    if known is None or known[0] is not allowed:
+        ids = [token for token in allowed if 0 <= token < vocab_size]
+        known = _kept[place] = (allowed, to_device(torch.tensor(ids, dtype=torch.int64), device))
+        if len(_kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
+    return known[1]
 
 
 def bar_(logits: torch.Tensor, row: int, tokens: Sequence[int]) -> None:

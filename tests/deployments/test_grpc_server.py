@@ -21,6 +21,7 @@ from deployments.cell_clients import CellClients
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_mapping import ERROR_KEY, RETRY_KEY
 from deployments.grpc_server import GrpcThread, make_server
+from deployments.grpc_service import MOST_WATCHES
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
 from tests.fakes.cell_stand_in import CellStandIn, eventually
@@ -210,6 +211,29 @@ async def test_health_and_reflection(channel: grpc.aio.Channel, cell: CellStandI
     cell.ready = False
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     watch.cancel()
+
+
+async def test_the_health_is_watched_by_so_many_at_most(channel: grpc.aio.Channel) -> None:
+    """Nobody needs a key for it, and each watch is served for as long as it is open."""
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(MOST_WATCHES)]
+    for watch in watches:
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    one_more = health.Watch(health_pb2.HealthCheckRequest())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await one_more.read()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    watches[0].cancel()
+    async with asyncio.timeout(5):
+        while True:  # until the server hears of the end
+            try:
+                one_more = health.Watch(health_pb2.HealthCheckRequest())
+                assert (await one_more.read()).status == health_pb2.HealthCheckResponse.SERVING
+                break
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.01)
+    for watch in (*watches, one_more):
+        watch.cancel()
     asked = reflection_pb2.ServerReflectionRequest
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     answers = stub.ServerReflectionInfo(

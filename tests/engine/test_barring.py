@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.barring import allow_only_
 from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
 from tests.examples import examples
@@ -51,3 +52,14 @@ def test_ruled_out_tokens_are_impossible_and_no_others(
     assert got[1].tolist() == expected
     if any(value > -math.inf for value in expected):
         assert decide(logits, [row, row]).tokens.tolist() == [expected.index(max(expected))] * 2
+
+
+def test_what_is_kept_of_a_request_s_ids_is_never_another_s() -> None:
+    """Ids are looked up by the object that holds them, and there may be another at its place in memory."""
+    for number in range(500):
+        allowed, size = (number % VOCAB, 100), VOCAB if number % 2 else 2 * VOCAB
+        logits = torch.zeros(2, size)
+        for _ in range(2):
+            allow_only_(logits, 1, allowed)
+        assert logits[1].isfinite().nonzero().flatten().tolist() == [number % VOCAB]
+        assert logits[0].isfinite().all()
