@@ -17,7 +17,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import step_server
+from cluster import step_server, transport
 from cluster.client_server import ClientServer
 from cluster.step_client import StepClient
 from cluster.step_server import StepServer
@@ -270,6 +270,25 @@ async def test_front_ends_are_told_apart_and_their_loss_is_reported() -> None:
     readers[0][1].close()
     await until(lambda: lost == [first])
     server.send(first, Rejected(request_id="one", code="queue_full", message="full"))  # dropped, no error
+    await server.close()
+
+
+async def test_a_message_that_is_too_long_ends_its_front_end_s_connection_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever sent it took the error for the loss of the worker whose answer it told."""
+    lost: list[str] = []
+    server = ClientServer(TOKEN, lambda name, message: lost.append(f"{name} is there"), lost.append)
+    reader, writer = await _front_end(await server.start("127.0.0.1"), TOKEN)
+    write_frame(writer, encode(Cancel("one")))
+    await until(lambda: len(lost) == 1)
+    name = lost.pop().removesuffix(" is there")
+    monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
+    server.send(name, Rejected(request_id="one", code="queue_full", message="full " * 1000))
+    await until(lambda: lost == [name])
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        while not await asyncio.wait_for(read_frame(reader), 5):
+            pass
     await server.close()
 
 
