@@ -286,9 +286,9 @@ async def test_a_message_that_is_too_long_ends_its_front_end_s_connection_and_no
     monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
     server.send(name, Rejected(request_id="one", code="queue_full", message="full " * 1000))
     await until(lambda: lost == [name])
-    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-        while not await asyncio.wait_for(read_frame(reader), 5):
-            pass
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:  # signs of life, at most
+            assert await asyncio.wait_for(read_frame(reader), 5) == b""
     await server.close()
 
 
