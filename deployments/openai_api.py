@@ -155,7 +155,8 @@ def create_app(
         if parsed.request_id is not None and "x-request-id" not in request.headers:
             request.state.request_id = parsed.request_id
         grant = grant_of(request.scope)
-        key = key_of(request, answers.config, body, grant)
+        found = partial(key_of, request, answers.config, body, grant)
+        key = await in_thread_if(len(body) > INLINE_BYTES, found)
 
         async def begin() -> Call:
             if grant is not None:
