@@ -28,7 +28,7 @@ JsonFile = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
 #: Of servers with keys: not in records.
 ApiKey = Annotated[
-    str | None, typer.Option(envvar=["FLOTILLA_API_KEY", "OPENAI_API_KEY"], help="Bearer token.")
+    str | None, typer.Option(envvar=["OPENAI_API_KEY", "FLOTILLA_API_KEY"], help="Bearer token.")
 ]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")]
 Prompts = Annotated[str, typer.Option(help="`zoo` or a prompt file.")]

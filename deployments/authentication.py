@@ -35,7 +35,6 @@ class Grant:
         key: whose; None without keys.
         limiter: of the key, if it counts towards limits.
         refusal: what it is answered with, unless it attaches to an answer that is open already.
-        is_attached: whether it was let in beyond its key's limit, to do that.
     """
 
     def __init__(self, authenticator: Authenticator, key: KeyConfig | None) -> None:
@@ -43,7 +42,6 @@ class Grant:
         self.key = key
         self.limiter: KeyLimiter | None = None
         self.refusal: ApiError | None = None
-        self.is_attached = False
         self._reserved = 0
         self._used = 0
         self._num_holders = 1
@@ -195,7 +193,7 @@ class Authenticator:
         """A request that counted towards limits has ended, and so has what was generated for it."""
         with self._lock:
             self._num_open -= 1
-            if grant.is_attached and grant.key is not None:
+            if grant.refusal is not None and grant.key is not None:
                 self._num_attached[grant.key.name] -= 1
             if grant.limiter is not None:
                 grant.limiter.close()
@@ -260,9 +258,7 @@ class Authenticator:
                 ):
                     grant.refusal = _limited(refusal)
                     refusal = limiter.count(now)
-                    if refusal is None:
-                        grant.is_attached = True
-                        self._num_attached[grant.key.name] += 1
+                    self._num_attached[grant.key.name] += refusal is None
                 headers = limiter.headers(now)
             if refusal is None:
                 self._num_open += 1

@@ -20,7 +20,7 @@ class ChoiceState:
         prompt: its prompt's tokens.
         echo: what is shown in front of the answer, if asked for: the prompt's text, or of a chat the message
             of the assistant that it ends with.
-        text, tokens, logprobs, finish_reason, stop_reason: what arrived so far; a stream keeps only what
+        tokens, logprobs, finish_reason, stop_reason: what arrived so far; a stream keeps only what
             the next chunk depends on.
         offsets: of the answer's tokens in its text, for completions' log-probabilities.
         parser: finds calls of tools in the text; None if there are none to be found.
@@ -32,7 +32,6 @@ class ChoiceState:
 
     prompt: list[int]
     echo: str = ""
-    text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
@@ -48,7 +47,6 @@ class ChoiceState:
     def add(self, update: Update) -> None:
         """Append an update, for a whole response."""
         self.prompt_logprobs += update.prompt_logprobs
-        self.text.append(update.text)
         self.fed.append((update.text, update.tokens))
         self.tokens += update.tokens
         self.logprobs += update.logprobs
@@ -79,6 +77,11 @@ class ChoiceState:
             for one in part.parts:
                 whole.add(one)
         return whole
+
+    @property
+    def text(self) -> str:
+        """All that was added, calls and thoughts included."""
+        return "".join(text for text, _ in self.fed)
 
     @property
     def holds_back(self) -> bool:

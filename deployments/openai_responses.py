@@ -124,7 +124,7 @@ class CompletionFormat:
         """See `ResponseFormat`."""
         choices = []
         for index, state in enumerate(states):
-            text = state.echo + "".join(state.text)
+            text = state.echo + state.text
             choice = self._choice(
                 index, text, state.tokens, state.logprobs, state.finish_reason, state.stop_reason, state
             )
