@@ -77,9 +77,14 @@ class PlannedAhead:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the policy plans ahead, and something proposes beside a target of one rank."""
+        """Whether the policy plans ahead, and something proposes beside a target of one rank.
+
+        A selector that learns from steps is to know what one brought before it chooses for the next.
+        """
         planner, has_ranks = self.planner, self.config.target.tensor_parallel > 1
-        return not has_ranks and planner.heads.are_there and getattr(planner.policy, "plans_ahead", False)
+        if has_ranks or planner.pool.selector.learns_from_steps:
+            return False
+        return planner.heads.are_there and getattr(planner.policy, "plans_ahead", False)
 
     def plan(
         self, requests: Sequence[Request], now: float, max_model_tokens: int

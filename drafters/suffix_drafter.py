@@ -122,8 +122,6 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
         return self._recent.num_waiting > 0
 
     def _open(self, spec: RequestSpec, before: _Held | None) -> _Held:
-        if before is not None:
-            self._remember(before)
         return _Held(spec, [], SuffixAutomaton(self._max_match), frozenset(spec.sampling.stop_token_ids))
 
     def _remember(self, held: _Held) -> None:

@@ -266,7 +266,9 @@ def profile(cell: Cell, times: Times, note: str) -> HardwareProfile:
     drafters = {}
     for name, (model, quality) in cell.drafters.items():
         drafter_cost, _ = fit(times, MODELS[model], 1, cell.max_tokens)
-        drafters[name] = DrafterProfile(model=model, cost=drafter_cost, quality=quality)
+        drafters[name] = DrafterProfile(
+            model=model, cost=drafter_cost, quality=quality, num_parameters=round(MODELS[model].parameters)
+        )
     memory = MEMORY_SHARE * cell.ranks * gpu.memory - BYTES * target.parameters
     if cell.collocated:
         memory -= sum(BYTES * MODELS[d.model].parameters + 0.05 * gpu.memory for d in drafters.values())

@@ -79,8 +79,7 @@ def grow(
         logp[:, start : start + width] = path
         depth += active
         if stopping is not None:
-            chances = np.exp(path)
-            stopping.correct(chances[active].ravel().tolist())
+            stopping.correct(_chances(path[active]))
         active &= limit > layer
         if stops_below is not None:
             active &= path[:, 0] >= stops_below
@@ -94,7 +93,7 @@ def grow(
         if token_stops_below is not None or has_ended:
             active &= path.max(axis=1) > -np.inf
         num_active = int(np.count_nonzero(active))
-        if stopping is not None and num_active and not stopping.pays(chances[active].ravel().tolist()):
+        if stopping is not None and num_active and not stopping.pays(_chances(path[active])):
             active[:] = False
             num_active = 0
         rows, start = next_rows, start + width
@@ -108,6 +107,12 @@ def grow(
     if token_stops_below is not None or has_ended:
         trees = [tree.subset(np.flatnonzero(tree.logp > -np.inf).astype(np.int32)) for tree in trees]
     return trees, forwards
+
+
+def _chances(path: Float64) -> list[float]:
+    """Probabilities of paths, but for those that do not go on."""
+    chances: list[float] = np.exp(path[path > -np.inf]).tolist()
+    return chances
 
 
 def _grow_chains(

@@ -30,6 +30,7 @@ class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
         cost: of one of its forwards.
         quality: of its drafts, by class of request.
         call_s: seconds that a call takes besides its forwards.
+        num_parameters: of the model without its embedding, by which drafters are ordered; 0 if not told.
         stream: tells its noise from that of others; its place in the profile if None.
     """
 
@@ -37,6 +38,7 @@ class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
     cost: LinearCost
     quality: DraftQuality
     call_s: float = 0.0
+    num_parameters: int = 0
     stream: int | None = None
 
 

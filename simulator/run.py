@@ -132,6 +132,7 @@ class Cell:
                 needs_prefill=True,
                 vocab_size=VOCAB_SIZE + 1,
                 max_tokens=profile.max_tokens,
+                num_parameters=drafter.num_parameters,
             )
             table = self.scripts.table(name, drafter.quality, options.max_width, drafter.stream)
             self.drafters[name] = SimulatedDrafter(

@@ -105,7 +105,8 @@ class FleetCell(Cell):
         super().__init__(profile, system, options)
         self._stats = CellStats()
         self._refused: list[str] = []
-        self.clock.at(now + TICK_S, Tick())
+        self._ticking = Tick()
+        self.clock.at(now + TICK_S, self._ticking)
 
     def advance(self, until: float) -> None:
         """Let everything happen that is due by then."""
@@ -114,7 +115,7 @@ class FleetCell(Cell):
             event = self._take_due()
             if event is None:
                 continue
-            if isinstance(event, Tick):
+            if event is self._ticking:  # others are for calls that are held back
                 clock.at(clock.now + TICK_S, event)
             self._handle(event)
 

@@ -50,7 +50,7 @@ _fig8 = Figure(
     metrics=("attainment", "goodput"),
     also=("throughput", "TTFT"),
     claims=(
-        Claim("adaserve attains more than every baseline", "at all rates", "above", "attainment",
+        Claim("adaserve attains more than every baseline (1 point)", "at all rates", "above", "attainment",
               ("adaserve",), BASELINES, limit=1.0, why=_PREFILL),
         Claim("its attainment is up to 2.1 times the best baseline's", "2.1x", "gain", "attainment",
               ("adaserve",), BASELINES, limit=2.1, why=_MACHINE),
@@ -87,7 +87,7 @@ _fig10 = Figure(
     base=Setting(profile="llama-70b-a100", burstiness=0.7, num_output=256),
     metrics=("attainment", "goodput"),
     claims=(
-        Claim("adaserve attains more than every baseline", "at all shares", "above", "attainment",
+        Claim("adaserve attains more than every baseline (1 point)", "at all shares", "above", "attainment",
               ("adaserve",), ("sarathi", *SPECS), limit=1.0, why=_PREFILL),
         Claim("up to 4.3 times fewer violations", "4.3x", "ratio", "violations",
               ("adaserve",), ("sarathi", *SPECS), limit=4.3, why=_MACHINE),
@@ -110,7 +110,7 @@ _fig11 = Figure(
     base=_MAIN,
     metrics=("attainment", "goodput"),
     claims=(
-        Claim("adaserve attains more than every baseline", "at all scales", "above", "attainment",
+        Claim("adaserve attains more than every baseline (1 point)", "at all scales", "above", "attainment",
               ("adaserve",), ("vllm", "sarathi", *SPECS), limit=1.0, why=_PREFILL),
         Claim("up to 4.61 times fewer violations", "4.61x", "ratio", "violations",
               ("adaserve",), ("vllm", "sarathi", *SPECS), limit=4.61, why="not explained"),
@@ -152,7 +152,7 @@ _fig14 = Figure(
     base=Setting(profile="llama-70b-a100", peaks=True, num_output=256),
     metrics=("attainment", "goodput"),
     claims=(
-        Claim("adaserve attains more than every baseline", "yes", "above", "attainment",
+        Claim("adaserve attains more than every baseline (1 point)", "yes", "above", "attainment",
               ("adaserve",), ("vllm", "sarathi", *SPECS), limit=1.0, why=_PREFILL),
         *_ours(),
     ),
@@ -200,10 +200,10 @@ _v1_8 = Figure(
     base=_MAIN,
     metrics=("attainment", "goodput"),
     claims=(
-        Claim("adaserve attains more than FCFS, STTA and SepPipe", "at all rates", "above", "attainment",
-              ("adaserve-v1",), ("fcfs", "stta", "sep-pipe"), limit=1.0,
+        Claim("adaserve attains more than FCFS, STTA and SepPipe (1 point)", "at all rates", "above",
+              "attainment", ("adaserve-v1",), ("fcfs", "stta", "sep-pipe"), limit=1.0,
               why="Past saturation only; presumably as in the next row"),
-        Claim("and more than EqualGreedy and GlobalGreedy", "at all rates", "above", "attainment",
+        Claim("and more than EqualGreedy and GlobalGreedy (1 point)", "at all rates", "above", "attainment",
               ("adaserve-v1",), ("equal-greedy", "global-greedy"), limit=1.0,
               why="Serving who needs most first spends a short budget on requests that are late already "
               "(docs/policies.md, `flotilla`)"),

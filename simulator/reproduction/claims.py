@@ -86,6 +86,21 @@ def _above(results: Results, claim: Claim, at: list[Value]) -> Verdict:
     return Verdict(least >= -claim.limit, f"least margin {_signed(least)}: {where}")
 
 
+def _within(results: Results, claim: Claim, at: list[Value]) -> Verdict:
+    """At every value, each of `series` is at least the best of `against`, less the share `limit` of it."""
+    least, where = float("inf"), ""
+    for value in at:
+        best = max(claim.against, key=lambda label: results.mean(claim.metric, label, value))
+        most = results.mean(claim.metric, best, value)
+        for label in claim.series:
+            held = results.mean(claim.metric, label, value)
+            share = held / most if most > 0.0 else float("inf")
+            if share < least:
+                least = share
+                where = f": {label} {_number(held)}, {best} {_number(most)} at {value}"
+    return Verdict(least >= 1.0 - claim.limit, f"least {least:.3f}x{where}")
+
+
 def _ratio(results: Results, claim: Claim, at: list[Value]) -> Verdict:
     """The best of `against` by the first of `series`, of a metric where less is better, at its largest."""
     ratios = {value: found for value in at if (found := _divided(results, claim, value)) is not None}
@@ -225,4 +240,5 @@ CHECKS: Mapping[str, Check] = {
     "order": _order,
     "ratio": _ratio,
     "single peak": _single_peak,
+    "within": _within,
 }

@@ -79,8 +79,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     draft_slowdown: float = 1.0
 
 
-def system_of(setting: Setting) -> System:
-    """Its scheduler.
+def system_of(setting: Setting, seed: int = 0) -> System:
+    """Its scheduler; `seed` is of what its selector draws.
 
     Raises:
         ValueError: if there is no system of that name.
@@ -89,7 +89,7 @@ def system_of(setting: Setting) -> System:
     parsed = oracle.parse(setting.system, bounds)
     config = parsed.config
     scheduler = config.scheduler.model_copy(update={"micro_batches": setting.micro_batches})
-    selector = SelectorConfig(name=setting.selector)
+    selector = SelectorConfig(name=setting.selector, seed=seed)
     config = config.model_copy(update={"scheduler": scheduler, "selector": selector})
     return replace(parsed, config=config)
 
@@ -181,7 +181,7 @@ def run(setting: Setting, seed: int, data: Path | None = None) -> RunResult:
     requests = requests_of(setting, profile, seed, data)
     last = max(request.arrival_s for request in requests)
     options = Options(seed=seed, acceptance=acceptance, max_s=last + _PATIENCE_S)
-    return simulate(profile, system_of(setting), requests, options)
+    return simulate(profile, system_of(setting, seed), requests, options)
 
 
 def figures_of(result: RunResult) -> dict[str, float]:

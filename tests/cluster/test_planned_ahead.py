@@ -120,11 +120,23 @@ def test_drafts_are_planned_with_the_answer_where(
     assert not any(map(is_planned, world.calls))
 
 
-def test_ranks_of_one_target_are_asked_in_turn() -> None:
-    """Each would grow trees for itself."""
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("target", "tensor_parallel", 2),
+        ("selector", "name", "lbss"),
+        ("selector", "name", "epsilon-greedy"),
+    ],
+    ids=[
+        "each of its ranks would grow trees for itself",
+        "a bandit learns of a slot before the next",
+        "so do all",
+    ],
+)
+def test_a_target_is_asked_in_turn_where(part: str, name: str, value: object) -> None:
     world = ProposingWorld(1)
     raw = world.config.model_dump()
-    raw["target"]["tensor_parallel"] = 2
+    raw[part][name] = value
     config = FlotillaConfig.model_validate(raw)
     world.core = SchedulerCore(config, make_policy(config.policy), CostModel(DEFAULT_PROFILE))
     world.start_target()

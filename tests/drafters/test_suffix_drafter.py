@@ -124,6 +124,16 @@ def test_outputs_of_others_are_drafted_from_if_they_may_be(scope: str, drafted: 
     assert len(tree) == 1
 
 
+def test_an_output_counts_once_however_often_its_request_is_opened() -> None:
+    d, plan = suffix(), DraftPlan(1)
+    for _ in range(4):
+        d.draft(call(opening("a", [9, 1, 2, 4], DraftPlan(0), prompt_len=1)))
+    others = [opening(name, [9, 1, 2, 5], DraftPlan(0), prompt_len=1) for name in "bc"]
+    d.draft(call(*others, release=["a"]))
+    d.draft(call(release=["b", "c"]))
+    assert trees(d.draft(call(opening("d", [8, 1, 2], plan))))["d"].token.tolist() == [2, 5]
+
+
 def test_requests_with_a_salt_are_neither_remembered_nor_told_of_others() -> None:
     def salted(name: str, tokens: list[int], plan: DraftPlan, salt: str, prompt_len: int = 1) -> DraftItem:
         item = opening(name, tokens, plan, prompt_len=prompt_len)

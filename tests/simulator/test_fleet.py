@@ -20,7 +20,7 @@ from engine.sampling_params import SamplingParams
 from simulator import hardware
 from simulator.fleet import scenario as scenarios
 from simulator.fleet.arrivals import Requests
-from simulator.fleet.cells import Group, cell_system
+from simulator.fleet.cells import FleetCell, Group, cell_system
 from simulator.fleet.cli import app
 from simulator.fleet.reports import COLUMN, NAMES, as_load
 from simulator.fleet.roster import Changes, Roster, Stage
@@ -29,6 +29,7 @@ from simulator.fleet.run import FleetResult, run_detailed, run_large
 from simulator.fleet.scenario import Scenario
 from simulator.fleet.surface import Surface, measure, requests_that_fit
 from simulator.fleet.surface_cells import SurfaceCells
+from simulator.run import Options
 from tests.simulator.sim_requests import one_request
 
 SMALL = Scenario.model_validate(
@@ -279,3 +280,16 @@ def test_all_scenarios_can_be_read() -> None:
     assert {"thousand-cells", "eight-cells"} <= set(scenarios.names())
     for name in scenarios.names():
         assert scenarios.load(name).cells.max > 1
+
+
+def test_a_cell_that_holds_calls_back_ticks_once_a_second() -> None:
+    """Each of its wakes came again every second, for ever."""
+    system = cell_system("flotilla", 8, 64)
+    scheduler = system.config.scheduler.model_copy(update={"async_scheduling": True})
+    system = replace(system, config=system.config.model_copy(update={"scheduler": scheduler}))
+    cell = FleetCell(hardware.load("llama-8b-h200-eagle"), system, Options(), 0.0)
+    for number in range(4):
+        cell.submit(one_request(number, num_output=200))
+    cell.advance(20.0)
+    assert len(cell.receipts) == 4
+    assert len(cell.clock) == 1

@@ -94,6 +94,20 @@ def test_a_drafter_says_by_itself_what_it_says_beside_others() -> None:
     assert said[0] == said[1]
 
 
+def test_drafters_are_ordered_by_the_size_of_their_models() -> None:
+    """None had a size, so that "greedy by length" took the drafter of 1.1 billion for the smallest."""
+    setting = msgspec.structs.replace(SMALL, profile="llama-7b-v100")
+    cell = Cell(profile_of(setting), system_of(setting), Options())
+    cell.run()
+    sizes = {name: drafter.size for name, drafter in cell.core.pool.drafters.items()}
+    assert sorted(sizes, key=sizes.__getitem__) == ["68m", "265m", "616m", "1.1b", "1.4b"]
+    assert min(sizes.values()) > 10_000_000
+
+
+def test_a_seed_is_of_what_selectors_draw_too() -> None:
+    assert system_of(SMALL, 3).config.selector.seed == 3
+
+
 def test_an_objective_for_the_first_token_leaves_the_others() -> None:
     """It took the place of the classes' own for the time per token."""
     setting = msgspec.structs.replace(SMALL, ttft_ms=300.0)
@@ -202,6 +216,9 @@ def test_checks_of_claims() -> None:
     assert _of("above", a=[5, 5], b=[4, 5], c=[1, 1])
     assert not _of("above", a=[5, 5], b=[4, 6], c=[1, 1])
     assert _of("above", 1.0, a=[5, 5], b=[4, 6], c=[1, 1])
+    assert _of("within", 0.05, a=[0.5, 2], b=[0.52, 2], c=[0.1, 0.1])
+    assert not _of("within", 0.05, a=[0.5, 2], b=[0.54, 2], c=[0.1, 0.1])
+    assert not _of("within", a=[0.5, 2], b=[0.51, 2])
     assert _of("ratio", 2.0, a=[4, 1], b=[4, 3], c=[8, 2])
     assert not _of("ratio", 2.1, a=[4, 1], b=[4, 3], c=[8, 2])
     assert not _of("every ratio", 2.0, a=[4, 1], b=[4, 3])

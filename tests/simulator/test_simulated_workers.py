@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,7 +38,27 @@ def table_of(scripts: Scripts, *, seed: int = 1, num_output: int = 40) -> tuple[
     return table, script, scripts.row(script, table)
 
 
-def by_beam(table: DrafterTable, root: int, token: int, plan: DraftPlan) -> TokenTree:
+class _Asked:
+    """A stop rule that lets all be drafted, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.parents: list[list[float]] = []
+        self.layers: list[list[float]] = []
+
+    def begin(self) -> _Asked:
+        return self
+
+    def pays(self, parents: Sequence[float]) -> bool:
+        self.parents.append(list(parents))
+        return True
+
+    def correct(self, layer: Sequence[float]) -> None:
+        self.layers.append(list(layer))
+
+
+def by_beam(
+    table: DrafterTable, root: int, token: int, plan: DraftPlan, asked: _Asked | None = None
+) -> TokenTree:
     """The tree that `engine.beam` grows over the same table, node by node."""
     beam, rows = Beam(token, plan), [root]
     while beam.frontier and (beam.depth == 0 or beam.deserves_forward):
@@ -47,6 +69,10 @@ def by_beam(table: DrafterTable, root: int, token: int, plan: DraftPlan) -> Toke
         for node in range(size, len(beam.token)):
             row = at[beam.parent[node]]
             rows.append(int(table.next[row, table.token[row].tolist().index(beam.token[node])]))
+        if asked is not None:
+            asked.correct(beam.acceptance(beam.layer))
+            if beam.frontier and beam.deserves_forward:
+                asked.pays(beam.acceptance(beam.frontier))
     return beam.tree()
 
 
@@ -73,6 +99,23 @@ def test_trees_are_those_of_the_beam(held: list[tuple[DraftPlan, int]], width: i
         np.testing.assert_array_equal(tree.parent, expected.parent)
         np.testing.assert_array_equal(tree.depth, expected.depth)
         np.testing.assert_allclose(tree.logp, expected.logp, rtol=1e-6)
+
+
+@examples(60)
+@given(plan=plans, position=st.integers(0, 30), width=st.integers(1, 4), seed=st.integers(0, 1 << 30))
+def test_stop_rules_are_asked_of_the_nodes_that_go_on(
+    plan: DraftPlan, position: int, width: int, seed: int
+) -> None:
+    """They were asked of nodes that are not extended, too."""
+    table, _, row = table_of(Scripts(AcceptanceModel(), VOCAB), seed=seed)
+    plan = DraftPlan(plan.depth, width, plan.stop_logp, plan.stop_token_logp, plan.least_forward_logp)
+    asked, expected = _Asked(), _Asked()
+    grow(table, np.array([row + position]), np.array([0]), [plan], asked)
+    by_beam(table, row + position, 0, plan, expected)
+    for of_nodes, of_beam in ((asked.parents, expected.parents), (asked.layers, expected.layers)):
+        assert [len(layer) for layer in of_nodes] == [len(layer) for layer in of_beam]
+        for here, there in zip(of_nodes, of_beam, strict=True):
+            np.testing.assert_allclose(here, there, rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 3])
