@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +36,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         num_prefilled: recent mean of prompt tokens computed per request and call it decodes in.
         headroom: share by which a prediction must be below an objective for few to be late.
         background_headroom: the same for next to none to be late for the sake of the background.
+        tier_priorities: of service tiers by name, where they have one.
     """
 
     now: float
@@ -54,6 +55,15 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
     num_prefilled: float = 0.0
     headroom: float = 0.0
     background_headroom: float = 0.0
+    tier_priorities: Mapping[str, int] = {}
+
+    def comes_first(self, one: Request, other: Request) -> bool:
+        """Whether `one` is more urgent by its priority; between tenants by that of its tier (`victim`)."""
+        mine, theirs = one.submit, other.submit
+        if mine.tenant.label == theirs.tenant.label:
+            return mine.priority < theirs.priority
+        of_tier = self.tier_priorities
+        return of_tier.get(mine.tier, 0) < of_tier.get(theirs.tier, 0)
 
 
 @dataclass(frozen=True, slots=True)

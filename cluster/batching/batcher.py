@@ -117,4 +117,5 @@ class Batcher:
             num_prefilled=self.pace.num_prefilled,
             headroom=self.headroom.value(now),
             background_headroom=self.background_headroom.value(now),
+            tier_priorities=self.fair.tier_priorities,
         )

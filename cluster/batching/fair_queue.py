@@ -34,6 +34,7 @@ class FairQueue:
 
     Attributes:
         tier_weight: weight of a service tier by its name.
+        tier_priorities: of the tiers, by name.
         output_cost: what an output token counts for; a prompt token counts for one.
         is_enabled: whether tenants are told apart.
         counters: tokens charged over weight, by label. Of tenants that have nothing here only those are
@@ -44,6 +45,7 @@ class FairQueue:
     output_cost: float = 2.0
     is_enabled: bool = True
     counters: dict[str, float] = field(default_factory=dict)
+    tier_priorities: Mapping[str, int] = field(default_factory=dict)
     # Output tokens already charged, of requests that were admitted and have not ended.
     _charged: dict[Request, int] = field(default_factory=dict)
     # Who had requests left waiting after the last call, not all of them held back, and who was admitted last.
@@ -54,7 +56,13 @@ class FairQueue:
     def of(cls, config: FlotillaConfig) -> FairQueue:
         """As configured."""
         fairness, tiers, other = config.fairness, config.tiers, TierConfig()
-        return cls(lambda tier: tiers.get(tier, other).weight, fairness.output_cost, fairness.enabled)
+        priorities = {name: tier.priority for name, tier in tiers.items()}
+        return cls(
+            lambda tier: tiers.get(tier, other).weight,
+            fairness.output_cost,
+            fairness.enabled,
+            tier_priorities=priorities,
+        )
 
     def admit(
         self,

@@ -313,13 +313,26 @@ def _give_way(
         other
         for other in running
         if not has_objective(other)
-        and other.submit.priority >= urgent
+        and not context.comes_first(other, request)
         and other.state not in IN_CALL
         and (
             (is_background(other, urgent) and other not in going_on) or (is_due and not other.num_preemptions)
         )
     ]
-    return make_room(request, sorted(victims, key=arrival_order, reverse=True), room)
+    return make_room(request, _least_urgent_first(victims, context), room)
+
+
+def _least_urgent_first(requests: Sequence[Request], context: BatchContext) -> list[Request]:
+    """By priority, then the latest; whose turn it is of several tenants is said by their tiers."""
+    ordered = sorted(requests, key=arrival_order)
+    own: dict[str, list[Request]] = {}
+    for one in ordered:
+        own.setdefault(one.submit.tenant.label, []).append(one)
+    if len(own) <= 1:
+        return ordered[::-1]
+    of_tier = context.tier_priorities
+    turns = sorted(requests, key=lambda r: (of_tier.get(r.submit.tier, 0), r.order), reverse=True)
+    return [own[turn.submit.tenant.label].pop() for turn in turns]
 
 
 def _can_be_paced(request: Request, context: BatchContext) -> bool:

@@ -11,7 +11,7 @@ from cluster.batching.base import BatchContext
 from cluster.cost_model import CostModel, CostProfile
 from cluster.linear_cost import LinearCost
 from cluster.requests import Request, State
-from cluster.stream_messages import Objective, Submit
+from cluster.stream_messages import Objective, Submit, Tenant
 from engine.sampling_params import SamplingParams
 
 NOW = 10.0
@@ -92,6 +92,7 @@ def request(
     ttft_ms: float | None = None,
     priority: int = 0,
     tier: str = "default",
+    tenant: str = "",
     served_at: float | None = None,
 ) -> Request:
     """A request in some state; those past their prefill have output, the others a part of their prompt."""
@@ -103,6 +104,7 @@ def request(
             objective=Objective(tpot_ms=tpot_ms, ttft_ms=ttft_ms),
             priority=priority,
             tier=tier,
+            tenant=Tenant(label=tenant),
         ),
         "client",
         arrived,

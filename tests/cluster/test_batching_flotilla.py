@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,6 +202,32 @@ def test_best_effort_gives_way_once_to_a_first_token_about_to_be_late() -> None:
     for member in best_effort:
         member.num_preemptions = 1
     assert FLOTILLA.admit([due], best_effort, limits).admitted == []
+
+
+@pytest.mark.parametrize(("tenant", "preempted"), [("a", []), ("b", ["r1"])])
+def test_a_named_priority_keeps_a_place_from_the_same_key_alone(tenant: str, preempted: list[str]) -> None:
+    """Between keys it is a client's own word, and what counts is the tier's."""
+    first = request(0, State.READY, tenant="a", tier="first", priority=-1)
+    named = request(1, State.READY, tenant="a", priority=-1000)
+    due = request(5, prompt=20, arrived=NOW - 0.1, ttft_ms=140.0, tenant=tenant)
+    limits = context(max_running=2, tier_priorities={"first": -1})
+    assert ids(FLOTILLA.admit([due], [first, named], limits).preempted) == preempted
+
+
+def test_who_gives_way_of_several_keys_is_said_by_their_tiers() -> None:
+    here = [
+        request(0, State.READY, tenant="a", tier="last", priority=5),
+        request(1, State.READY, tenant="a", priority=-1000),
+        request(2, State.READY, tenant="c", priority=1000),
+        request(3, State.READY, tenant="c"),
+    ]
+    due = request(9, prompt=20, arrived=NOW - 0.1, ttft_ms=140.0, tenant="b")
+    limits = context(max_running=4, tier_priorities={"last": 5})
+    gone = [
+        FLOTILLA.admit([due], here[at:], msgspec.structs.replace(limits, max_running=4 - at)).preempted
+        for at in range(3)
+    ]
+    assert list(map(ids, gone)) == [["r0"], ["r2"], ["r2"]]
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 31.0, 61.0])
