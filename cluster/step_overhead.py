@@ -40,9 +40,15 @@ class StepOverhead:
         self._before: tuple[CallCost | None, CallCost | None] = (None, None)
 
     def plain_s(self, num_requests: int) -> float:
-        """Seconds beside the forward of a step that decodes so many requests without drafts."""
+        """Seconds beside the forward of a step that decodes so many requests without drafts.
+
+        No more than with drafts: those take all of its messages, and others. What is expected of plain steps
+        before any were seen would otherwise keep large ones from ever being seen.
+        """
         requests_s, share = PER_REQUEST_S * num_requests, self._share_ahead
-        return share * self._ahead.expected_s(requests_s) + (1.0 - share) * self._plain.expected_s(requests_s)
+        plain_s = share * self._ahead.expected_s(requests_s)
+        plain_s += (1.0 - share) * self._plain.expected_s(requests_s)
+        return min(plain_s, self.drafted_s(num_requests))
 
     def drafted_s(self, num_requests: int) -> float:
         """Seconds beside drafting and the forward of a step in which so many requests take part."""

@@ -27,6 +27,16 @@ def test_large_steps_and_small_ones_are_told_apart() -> None:
     assert overhead.plain_s(32) == pytest.approx(8e-4, rel=0.3)
 
 
+def test_a_plain_step_is_never_believed_to_take_more_than_one_with_drafts() -> None:
+    """Of plain steps of 200 requests, never seen, 11 ms were expected, and so none was ever made."""
+    overhead = StepOverhead(2e-3)
+    for num_requests in 20 * [1, 4, 16, 64, 200]:
+        overhead.observe(num_requests, 2e-3, drafted=True)
+    for num_requests in (1, 16, 200):
+        assert overhead.plain_s(num_requests) <= overhead.drafted_s(num_requests)
+    assert overhead.drafted_s(200) < 2.5e-3
+
+
 def test_a_step_without_requests_says_nothing_and_one_without_overhead_does() -> None:
     overhead = StepOverhead(1e-3)
     overhead.observe(0, 1.0, drafted=True)
