@@ -226,6 +226,28 @@ def shortage(plan: Plan, nodes: Sequence[Mapping[str, object]]) -> str:
     return f"{message}: others may be using them, or no one node has what must be together"
 
 
+def lacks(plan: Plan, node: Mapping[str, object]) -> str:
+    """What the only node there will ever be has too little of for the plan, for people; empty if nothing.
+
+    Args:
+        plan: of a cell.
+        node: its `Resources`, as of `ray.nodes()`.
+    """
+    if plan.strategy == "STRICT_SPREAD" and len(plan.bundles) > 1:
+        return f"{len(plan.bundles)} nodes, which {_names(plan)} are to be spread over"
+    wanted: Resources = {}
+    for bundle in plan.bundles:
+        for resource, amount in bundle.resources.items():
+            wanted[resource] = wanted.get(resource, 0.0) + amount
+    there = _mapping(node["Resources"])
+    parts = [
+        f"{_amount(amount)} {resource} (it has {_amount(has)})"
+        for resource, amount in wanted.items()
+        if (has := float(str(there.get(resource, 0.0)))) < amount
+    ]
+    return f"{', '.join(parts)} for {_names(plan)}" if parts else ""
+
+
 def _spread(
     target: Demand, ranks: range, drafters: Sequence[tuple[str, PlacementConfig]], strategy: Strategy
 ) -> Plan:

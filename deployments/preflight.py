@@ -23,7 +23,7 @@ from engine.adapter_config import UnsuitableAdapter, read_adapter_config
 from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
 from engine.end_tokens import end_tokens_of_model
 from engine.heads_config import UnsuitableHeads, check_target, read_description
-from engine.model_files import check_model_files, check_weights
+from engine.model_files import check_model_files, check_ranks, check_weights
 from engine.quantized_files import UnsuitableWeights, check_quantization
 from engine.trusted_files import UntrustedModel, check_files
 from selector.own_classes import is_own, own_class
@@ -45,8 +45,8 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
 
     Raises:
         StartError: for a model that is missing, without a tokenizer, with files that are cut off, or in a
-            format that is not trusted or quantized in a way that is not read, keys or certificates that
-            cannot be read, decoding heads or an EAGLE layer of another target, an adapter that cannot be
+            format that is not trusted or quantized in a way that is not read, more ranks than divide its heads,
+            keys or certificates that cannot be read, decoding heads or an EAGLE layer of another target, an adapter that cannot be
             served, a cost profile that is missing or of other models, a policy or selector of one's own that
             cannot be imported, placements that contradict each other, or a port that is taken.
     """
@@ -78,6 +78,7 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             check_tokenizer_files(directory)
             _check_weights(path)
         target = config.target
+        check_ranks(model_directory(target.path), target.tensor_parallel)
         if target.heads is not None:
             for file in model_directory(target.heads).glob("*.safetensors"):
                 check_weights(file)

@@ -34,6 +34,7 @@ from cluster.http_config import HttpConfig
 from cluster.log_files import session_directory, shown_logs
 from cluster.mirrored_log import ShownLog
 from cluster.model_paths import model_directory
+from cluster.placement import lacks, plan_cell
 from cluster.priority import use_ordinary_priority
 from cluster.process_environment import take_on
 from deployments import preflight
@@ -292,6 +293,11 @@ def _start_ray(config: FlotillaConfig) -> None:
             # Messages travel over TCP; the object store holds next to nothing.
             object_store_memory=200 << 20,
             **options,
+        )
+    if missing := lacks(plan_cell(config), ray.nodes()[0]):
+        raise StartError(
+            f"this machine lacks {missing}: ask for less in `placement`, or start a Ray cluster that has it "
+            "and name it in RAY_ADDRESS"
         )
 
 

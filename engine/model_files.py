@@ -48,6 +48,23 @@ def check_model_files(directory: Path) -> None:
         check_weights(file)
 
 
+def check_ranks(directory: Path, num_ranks: int) -> None:
+    """Check that a model's heads can be divided over so many ranks, as far as its configuration says.
+
+    Raises:
+        ValueError: if they cannot.
+    """
+    config = read_json(directory / "config.json")
+    text = config.get("text_config", config)
+    for field, name in (("num_attention_heads", "attention"), ("num_key_value_heads", "key-value")):
+        number = text.get(field) if isinstance(text, dict) else None
+        if isinstance(number, int) and number % num_ranks:
+            raise ValueError(
+                f"target.tensor_parallel is {num_ranks}, and the {number} {name} heads of the model in "
+                f"{directory} cannot be divided by it"
+            )
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.
 

@@ -16,6 +16,7 @@ from cluster.placement import (
     PlacementError,
     free_names,
     instance_names,
+    lacks,
     plan_added,
     plan_cell,
     rank_name,
@@ -189,6 +190,16 @@ def test_it_is_said_what_is_missing() -> None:
         "waiting for 1 CPU, 2 GPU for verifier rank 0, d0; the cluster has 4 CPU, 1 GPU, 1 node: it must grow"
     )
     assert "others may be using them" in shortage(plan, [node(CPU=4.0, GPU=1.0)] * 2)
+
+
+def test_it_is_said_what_one_machine_will_never_have() -> None:
+    plan = plan_cell(cell({"num_gpus": 1}, {"num_gpus": 1, "resources": {"fast": 0.5}}, {}))
+    assert lacks(plan, node(CPU=4.0)) == "2 GPU (it has 0), 0.5 fast (it has 0) for verifier rank 0, d0"
+    assert lacks(plan, node(CPU=4.0, GPU=1.0, fast=1.0)) == "2 GPU (it has 1) for verifier rank 0, d0"
+    assert lacks(plan, node(CPU=4.0, GPU=2.0, fast=0.5)) == ""
+    assert lacks(plan_cell(cell({"num_cpus": 0}, {})), node(CPU=1.0)) == ""
+    spread = plan_cell(cell({}, {"collocate": "own-node"}))
+    assert lacks(spread, node(CPU=64.0)) == "2 nodes, which verifier rank 0, d0 are to be spread over"
 
 
 def test_it_is_said_which_labels_are_missing() -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.loading import UnsupportedModel, load_runner
-from engine.model_files import INDEX, BrokenFiles, check_model_files
+from engine.model_files import INDEX, BrokenFiles, check_model_files, check_ranks
 from tests.engine import tiny_models
 
 
@@ -32,6 +32,22 @@ def test_whole_ones_pass(tmp_path: Path) -> None:
     check_model_files(sharded(tmp_path / "several"))
     save_file({"empty": torch.zeros(0, 4)}, tmp_path / "one" / "model.safetensors")
     check_model_files(tmp_path / "one")
+
+
+def test_more_ranks_than_divide_the_heads_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 2}
+    for made in (config, {"text_config": config, "model_type": "llava"}):
+        (directory / "config.json").write_text(json.dumps(made))
+        check_ranks(directory, 1)
+        check_ranks(directory, 2)
+        with pytest.raises(ValueError, match="tensor_parallel is 4, and the 2 key-value heads"):
+            check_ranks(directory, 4)
+        with pytest.raises(ValueError, match="the 8 attention heads"):
+            check_ranks(directory, 3)
+    (directory / "config.json").write_text("{}")
+    check_ranks(directory, 3)
 
 
 @pytest.mark.parametrize("left", [0, 7, 8, 100, -1])
