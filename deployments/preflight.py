@@ -45,10 +45,11 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
 
     Raises:
         StartError: for a model that is missing, without a tokenizer, with files that are cut off, or in a
-            format that is not trusted or quantized in a way that is not read, more ranks than divide its heads,
-            keys or certificates that cannot be read, decoding heads or an EAGLE layer of another target, an adapter that cannot be
-            served, a cost profile that is missing or of other models, a policy or selector of one's own that
-            cannot be imported, placements that contradict each other, or a port that is taken.
+            format that is not trusted or quantized in a way that is not read, more ranks than divide its
+            heads, keys or certificates that cannot be read, decoding heads or an EAGLE layer of another
+            target, an adapter that cannot be served, a cost profile that is missing or of other models, a
+            policy or selector of one's own that cannot be imported, placements that contradict each other,
+            or a port that is taken.
     """
     try:
         for name, what in ((config.policy.name, "policy"), (config.selector.name, "selector")):
