@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 #: More log-probabilities than this are written in a thread: those of a long prompt, with their alternatives,
 #: take seconds, in which all other streams would stand still.
-_INLINE_LOGPROBS = 512
+INLINE_LOGPROBS = 512
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Call:
     @property
     def takes_long(self) -> bool:
         """Whether writing the whole answer does."""
-        return sum(len(one.prompt_logprobs) + len(one.logprobs) for one in self.states) > _INLINE_LOGPROBS
+        return sum(len(one.prompt_logprobs) + len(one.logprobs) for one in self.states) > INLINE_LOGPROBS
 
     def kept(self) -> list[ChoiceState]:
         """The choices returned: of each prompt, those with the most probable tokens on average."""
@@ -142,7 +142,7 @@ async def stream(call: Call) -> AsyncGenerator[bytes, None]:
     """
     async with aclosing(translated(call)) as updates:
         async for update in updates:
-            is_long = len(update.prompt_logprobs) > _INLINE_LOGPROBS
+            is_long = len(update.prompt_logprobs) > INLINE_LOGPROBS
             events = await in_thread_if(is_long, partial(_events, call, update))
             if events:
                 yield events

@@ -200,6 +200,8 @@ class ChoiceWriter:
         choice = self._choice(update.choice, echo, parsed, update.tokens, update.logprobs)
         if self._with_token_ids and not state.started:
             choice.prompt_token_ids.extend(state.prompt)
+        # Those of a prompt that is echoed, as no others are asked for in a stream.
+        self._add_logprobs(choice.prompt_logprobs, state.prompt[1:], update.prompt_logprobs)
         state.started = True
         _end(choice, state.shown_finish_reason(update.finish_reason), update.stop_reason)
         return choice

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 
 from cluster.metric_set import flotilla_version
 from deployments import grpc_mapping as mapping
-from deployments.answering import Call, translated
+from deployments.answering import INLINE_LOGPROBS, Call, translated
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator, Grant
 from deployments.call_ids import clean_request_id, is_request_id, new_call_id
@@ -158,7 +158,8 @@ class GenerationService:
                     if reasoning is not None:
                         reasoning.feed("", update.tokens)
                     continue  # its text is held back: it may be part of a stop string or of a character
-                choice = answer.writer.delta(update, call.states[update.choice])
+                delta = partial(answer.writer.delta, update, call.states[update.choice])
+                choice = await in_thread_if(len(update.prompt_logprobs) > INLINE_LOGPROBS, delta)
                 if choice is None:
                     continue
                 chunk = pb.GenerateChunk(
