@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -279,6 +279,12 @@ def metadata_of(context: Any) -> dict[str, str]:
         if isinstance(value, str):
             found[key] = f"{found[key]}, {value}" if key in found else value
     return found
+
+
+def authorization_of(metadata: Mapping[str, str]) -> str | None:
+    """The metadata `authorization`, or where there is none `x-api-key`, as the headers of HTTP."""
+    key = metadata.get("x-api-key")
+    return metadata.get("authorization", None if key is None else f"Bearer {key}")
 
 
 def deadline_exceeded(limit_s: float | None) -> ApiError:

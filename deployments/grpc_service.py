@@ -64,7 +64,7 @@ class GenerationService:
         service: the API.
         metrics: count the calls.
         behind_proxy: requests come through a proxy of ours, which has named the calls.
-        authenticator: who is let in, by the metadata `authorization`; everybody if None.
+        authenticator: who is let in, by the metadata `authorization` or `x-api-key`; everybody if None.
         keyed: answers calls with keys; None refuses them.
         leaving: set once the server takes no new calls; who watches its health is told, and then let go.
     """
@@ -281,9 +281,8 @@ class GenerationService:
     def _admitted(
         self, metadata: Mapping[str, str], *, limited: bool = False
     ) -> AbstractContextManager[Grant]:
-        return self._authenticator.admitted(
-            metadata.get("authorization"), "api", limited=limited, may_attach=KEY in metadata
-        )
+        authorization = mapping.authorization_of(metadata)
+        return self._authenticator.admitted(authorization, "api", limited=limited, may_attach=KEY in metadata)
 
     def _named(self, grant: Grant, request_id: str) -> str:
         # Serve's proxy knows no keys, and names calls by their request id alone.

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from cluster.security_config import SecurityConfig
+from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
+from deployments.authentication import Authenticator
+from deployments.errors import ApiError
 from deployments.grpc_service import GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
+
+HI = pb.GenerateRequest(prompt="hi", max_tokens=4)
+KEY = "a-key-that-is-long-enough"
+
+
+@pytest.fixture
+def authenticator(tmp_path: Path) -> Authenticator:
+    """Of a server that knows one key."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"keys: [{{name: team, hash: '{hash_key(KEY)}'}}]")
+    return Authenticator(SecurityConfig(keys_file=keys), environment={})
 
 
 @pytest.mark.parametrize("max_tokens", [0, 3])
@@ -22,3 +39,17 @@ async def test_the_logprobs_of_an_echoed_prompt_are_streamed_as_over_http(
     assert list(chunks[0].prompt_logprobs) == list(whole.prompt_logprobs)
     assert not any(choice.prompt_logprobs for choice in chunks[1:])
     assert [entry for choice in chunks for entry in choice.logprobs] == list(whole.logprobs)
+
+
+async def test_a_key_may_come_in_either_way_that_its_refusal_names(
+    service: ApiService, authenticator: Authenticator
+) -> None:
+    """Whoever did as that said, and sent it as `x-api-key`, was told the same again."""
+    grpc = GenerationService(service, authenticator=authenticator)
+    for metadata in ({"x-api-key": KEY}, {"authorization": f"Bearer {KEY}"}):
+        assert (await grpc.generate(HI, metadata)).choices[0].text
+    # One that is meant for a gateway before us counts for nothing beside ours.
+    for wrong in ({"x-api-key": "another"}, {"x-api-key": KEY, "authorization": "Bearer another"}, {}):
+        with pytest.raises(ApiError, match="x-api-key") as refused:
+            await grpc.generate(HI, wrong)
+        assert refused.value.status == 401
