@@ -193,13 +193,13 @@ class GenerationService:
 
     async def list_models(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.ListModelsResponse:
         """The served model, and its adapters."""
-        with self._admitted(metadata) as grant:
+        with self._counted("ListModels", None, metadata), self._admitted(metadata) as grant:
             info = grant.seen(await self._service.info())
             return pb.ListModelsResponse(models=[mapping.model(info, name) for name in info.models])
 
     async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
         """What the server is; it answers also while it is not ready, but then without the model."""
-        with self._admitted(metadata) as grant:
+        with self._counted("Describe", None, metadata), self._admitted(metadata) as grant:
             response = pb.DescribeResponse(version=flotilla_version())
         with contextlib.suppress(ApiError):
             info = grant.seen(await self._service.ready())
@@ -258,7 +258,7 @@ class GenerationService:
     def _counted(
         self,
         method: str,
-        request: pb.GenerateRequest | pb.CancelRequest,
+        request: pb.GenerateRequest | pb.CancelRequest | None,
         metadata: Mapping[str, str],
         ends_at: float | None = None,
     ) -> Iterator[None]:
@@ -341,9 +341,11 @@ class GenerationService:
         return _Answer(call, call_id, call.shape.envelope.model, int(time.time()), writer)
 
 
-def _named_id(request: pb.GenerateRequest | pb.CancelRequest, metadata: Mapping[str, str]) -> dict[str, str]:
+def _named_id(
+    request: pb.GenerateRequest | pb.CancelRequest | None, metadata: Mapping[str, str]
+) -> dict[str, str]:
     """The id by which the client would look for the request in the log, if it chose one."""
-    named = request.request_id or metadata.get(mapping.REQUEST_ID_KEY, "")
+    named = ("" if request is None else request.request_id) or metadata.get(mapping.REQUEST_ID_KEY, "")
     return {"request_id": named} if is_request_id(named) else {}
 
 

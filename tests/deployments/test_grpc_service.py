@@ -11,6 +11,7 @@ from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.errors import ApiError
+from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_service import GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 
@@ -53,3 +54,26 @@ async def test_a_key_may_come_in_either_way_that_its_refusal_names(
         with pytest.raises(ApiError, match="x-api-key") as refused:
             await grpc.generate(HI, wrong)
         assert refused.value.status == 401
+
+
+async def test_calls_about_the_server_are_counted_and_refused_in_the_log_as_all_others(
+    service: ApiService, authenticator: Authenticator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys could be tried by them and nothing told of it."""
+    metrics = FrontEndMetrics("fe-1")
+    grpc = GenerationService(service, metrics, authenticator=authenticator)
+    with caplog.at_level("INFO", "deployments.refusals"):
+        for call in (grpc.list_models, grpc.describe):
+            with pytest.raises(ApiError):
+                await call({"authorization": "Bearer guessed", "x-request-id": "g-1"})
+            await call({"authorization": f"Bearer {KEY}"})
+    told = [vars(record)["fields"] for record in caplog.records]
+    assert [(one["method"], one["code"], one["request_id"]) for one in told] == [
+        ("ListModels", "invalid_api_key", "g-1"),
+        ("Describe", "invalid_api_key", "g-1"),
+    ]
+    counted = metrics.render()
+    assert 'errors_total{api="grpc",code="invalid_api_key",front_end="fe-1"} 2.0' in counted
+    for method in ("ListModels", "Describe"):
+        for code in ("OK", "UNAUTHENTICATED"):
+            assert f'calls_total{{code="{code}",front_end="fe-1",method="{method}"}} 1.0' in counted
