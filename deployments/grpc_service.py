@@ -100,7 +100,7 @@ class GenerationService:
             self._counted("Generate", request, metadata, ends_at),
             self._admitted(metadata, limited=True) as grant,
         ):
-            key = self._key_of(request, metadata, "Generate", grant)
+            key = await self._key_of(request, metadata, "Generate", grant)
             if key is None or self._keyed is None:
                 return await self._generate(request, metadata, grant)
             return await self._keyed.whole(key, grant, lambda: self._generate(request, metadata, grant, key))
@@ -135,7 +135,7 @@ class GenerationService:
             self._counted("GenerateStream", request, metadata, ends_at),
             self._admitted(metadata, limited=True) as grant,
         ):
-            key = self._key_of(request, metadata, "GenerateStream", grant)
+            key = await self._key_of(request, metadata, "GenerateStream", grant)
             if key is None or self._keyed is None:
                 made = self._stream(request, metadata, grant)
             else:
@@ -288,13 +288,14 @@ class GenerationService:
         # Serve's proxy knows no keys, and names calls by their request id alone.
         return request_id if self._behind_proxy else grant.named(request_id)
 
-    def _key_of(
+    async def _key_of(
         self, request: pb.GenerateRequest, metadata: Mapping[str, str], method: str, grant: Grant
     ) -> Key | None:
         if self._keyed is None:
             refuse_keys(metadata)
             return None
-        return self._keyed.key_of(request, metadata, method, grant)
+        found = partial(self._keyed.key_of, request, metadata, method, grant)
+        return await in_thread_if(request.ByteSize() > INLINE_BYTES, found)
 
     async def _begin(
         self,
