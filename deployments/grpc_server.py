@@ -140,6 +140,7 @@ def make_server(
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),  # a minute else, whatever the one above says
             # Clients may ping as often without being hung up on.
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
         ],

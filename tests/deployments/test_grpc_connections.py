@@ -1,0 +1,52 @@
+"""How long connections to the gRPC server last: of clients that fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.grpc_config import GrpcConfig
+from deployments.api_service import ApiService
+from deployments.grpc_server import make_server
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from tests.fakes.cell_stand_in import CellStandIn, eventually
+
+#: How a client of HTTP/2 begins: the preface, and settings that change nothing.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS = 0, 1, 4
+ACKNOWLEDGES, ENDS_STREAM, ENDS_HEADERS = 1, 1, 4
+
+
+def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+BEGINNING = PREFACE + frame(SETTINGS) + frame(SETTINGS, flags=ACKNOWLEDGES)
+
+
+def call(method: str, message: bytes) -> bytes:
+    """All that a client sends of one."""
+    headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "a", "te": "trailers"}
+    headers["content-type"] = "application/grpc"
+    parts = (part.encode() for pair in headers.items() for part in pair)
+    fields = [bytes([len(part)]) + part for part in parts]
+    written = b"".join(b"\0" + name + value for name, value in zip(fields[::2], fields[1::2], strict=True))
+    prefixed = b"\0" + len(message).to_bytes(4) + message
+    return frame(HEADERS, written, ENDS_HEADERS, 1) + frame(DATA, prefixed, ENDS_STREAM, 1)
+
+
+async def test_a_client_that_vanished_loses_its_request_when_the_settings_say_so(
+    service: ApiService, cell: CellStandIn, free_port: int
+) -> None:
+    """It had a minute more to answer, by a setting of gRPC's for pings of any kind."""
+    cell.starved = True
+    server = make_server(GrpcConfig(enabled=True, port=free_port, keepalive_s=1.0), service)
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", free_port)
+    message = pb.GenerateRequest(prompt="hi").SerializeToString()
+    writer.write(BEGINNING + call("/flotilla.v1.Generation/GenerateStream", message))
+    await eventually(lambda: len(cell.submissions) == 1)
+    async with asyncio.timeout(20.0):
+        while not cell.cancels:
+            await asyncio.sleep(0.05)
+    writer.close()
+    await server.stop(None)
