@@ -141,8 +141,10 @@ def make_server(
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
             ("grpc.http2.ping_timeout_ms", keepalive_ms),  # a minute else, whatever the one above says
-            # Clients may ping as often without being hung up on.
+            # Clients may ping as often without being hung up on. Both may ping between calls, too: else the
+            # connection of a client that vanished there would stay for ever.
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
+            ("grpc.keepalive_permit_without_calls", 1),
         ],
     )
     keyed = KeyedCalls(idempotency, metrics)

@@ -12,7 +12,7 @@ from tests.fakes.cell_stand_in import CellStandIn, eventually
 
 #: How a client of HTTP/2 begins: the preface, and settings that change nothing.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS = 0, 1, 4
+DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 ACKNOWLEDGES, ENDS_STREAM, ENDS_HEADERS = 1, 1, 4
 
 
@@ -34,6 +34,18 @@ def call(method: str, message: bytes) -> bytes:
     return frame(HEADERS, written, ENDS_HEADERS, 1) + frame(DATA, prefixed, ENDS_STREAM, 1)
 
 
+async def kinds_of_frames(reader: asyncio.StreamReader) -> list[int]:
+    """Those that come until the connection ends."""
+    kinds = []
+    while True:
+        try:
+            head = await reader.readexactly(9)
+            await reader.readexactly(int.from_bytes(head[:3]))
+        except (EOFError, ConnectionError):
+            return kinds
+        kinds.append(head[3])
+
+
 async def test_a_client_that_vanished_loses_its_request_when_the_settings_say_so(
     service: ApiService, cell: CellStandIn, free_port: int
 ) -> None:
@@ -49,4 +61,32 @@ async def test_a_client_that_vanished_loses_its_request_when_the_settings_say_so
         while not cell.cancels:
             await asyncio.sleep(0.05)
     writer.close()
+    await server.stop(None)
+
+
+async def test_a_client_that_vanished_without_a_call_is_noticed(service: ApiService, free_port: int) -> None:
+    """Its connection stayed for ever: it was pinged only while there were calls."""
+    server = make_server(GrpcConfig(enabled=True, port=free_port, keepalive_s=1.0), service)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", free_port)
+    writer.write(BEGINNING)
+    async with asyncio.timeout(20.0):
+        assert PING in await kinds_of_frames(reader)
+    writer.close()
+    await server.stop(None)
+
+
+async def test_a_client_may_ping_between_its_calls(service: ApiService, free_port: int) -> None:
+    """As load balancers make clients do, which were hung up on as ones that ping too often."""
+    server = make_server(GrpcConfig(enabled=True, port=free_port, keepalive_s=1.0), service)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", free_port)
+    writer.write(BEGINNING)
+    frames = asyncio.create_task(kinds_of_frames(reader))
+    for _ in range(5):
+        await asyncio.sleep(0.8)
+        writer.write(frame(PING, bytes(8)))
+    await asyncio.sleep(0.1)
+    writer.close()
+    assert GOAWAY not in await frames
     await server.stop(None)
