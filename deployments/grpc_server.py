@@ -23,6 +23,7 @@ from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.errors import ApiError
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_leaving import LettingGo
 from deployments.grpc_parsing import Parsing
 from deployments.grpc_retries import KeyedCalls
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
@@ -126,14 +127,16 @@ def make_server(
         credentials: serve with TLS.
         authenticator: who is let in; everybody if None.
         idempotency: how answers are kept for retries; as by default if None.
-        leaving: set before it is stopped, so that nobody's watch of its health keeps it from ending.
+        leaving: set before it is stopped, so that nobody who watches its health, or may ask what services it
+            has, keeps it from ending.
 
     Raises:
         RuntimeError: if the port cannot be had.
     """
     keepalive_ms = int(1e3 * config.keepalive_s)
+    leaving = leaving or asyncio.Event()
     server = grpc.aio.server(
-        interceptors=[Parsing()],
+        interceptors=[Parsing(), LettingGo(leaving)],
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", config.max_message_bytes),

@@ -1,14 +1,20 @@
-"""How long connections to the gRPC server last: of clients that fall silent."""
+"""How long connections to the gRPC server last: of clients that fall silent, or only ask what is there."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.grpc_config import GrpcConfig
 from deployments.api_service import ApiService
-from deployments.grpc_server import make_server
+from deployments.grpc_server import GrpcThread, make_server
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from tests.fakes.cell_stand_in import CellStandIn, eventually
+from tests.fakes.tiny_tokenizer import codec
 
 #: How a client of HTTP/2 begins: the preface, and settings that change nothing.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -90,3 +96,39 @@ async def test_a_client_may_ping_between_its_calls(service: ApiService, free_por
     writer.close()
     assert GOAWAY not in await frames
     await server.stop(None)
+
+
+async def test_who_may_ask_what_services_there_are_does_not_keep_a_server_from_ending(
+    cell: CellStandIn, free_port: int
+) -> None:
+    """As pages and shells for gRPC do while they are open: a front end took the whole of its time."""
+    config = GrpcConfig(enabled=True, port=free_port)
+    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asking = stub.ServerReflectionInfo()
+        for _ in range(2):
+            await asking.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            assert (await asking.read()).list_services_response.service
+        async with asyncio.timeout(10.0):
+            await thread.drain(300.0)
+        assert await asking.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_questions_end_as_their_client_has_it(service: ApiService, free_port: int, ends: bool) -> None:
+    server = make_server(GrpcConfig(enabled=True, port=free_port), service)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asking = stub.ServerReflectionInfo()
+        await asking.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert (await asking.read()).list_services_response.service
+        if ends:
+            await asking.done_writing()
+            assert await asking.read() is grpc.aio.EOF
+            assert await asking.code() is grpc.StatusCode.OK
+        else:
+            asking.cancel()
+    async with asyncio.timeout(10.0):
+        await server.stop(300.0)
