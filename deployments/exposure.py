@@ -60,9 +60,6 @@ def check_certificate(http: HttpConfig) -> None:
     """Raise ValueError if the certificate or its key cannot be used."""
     if http.tls_certificate is None or http.tls_key is None:
         return
-    for path in (http.tls_certificate, http.tls_key):
-        if not path.is_file():
-            raise ValueError(f"there is no {path}")
     _check_pem(http.tls_certificate, "CERTIFICATE-----", "http.tls_certificate", "certificate")
     _check_pem(http.tls_key, "PRIVATE KEY-----", "http.tls_key", "private key")
     try:
@@ -77,7 +74,13 @@ def check_certificate(http: HttpConfig) -> None:
 
 
 def _check_pem(path: Path, mark: str, field: str, what: str) -> None:
-    if mark not in path.read_text(errors="replace"):
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except OSError as error:  # often a key that only root may read
+        raise ValueError(f"{field}: cannot read {path}: {error.strerror}") from None
+    if mark not in text:
         raise ValueError(f"{field}: {path} holds no {what} in PEM")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -169,9 +171,24 @@ def test_certificates_are_checked_before_anything_starts(
         ({**good, "tls_certificate": tls.tls_key}, "holds no certificate in PEM"),
         ({**good, "tls_key": encrypted}, "is encrypted"),
         ({**good, "tls_certificate": tmp_path / "absent.pem"}, "there is no .*absent.pem"),
+        ({**good, "tls_key": tmp_path}, f"tls_key: cannot read {tmp_path}: Is a directory"),
     ):
         with pytest.raises(StartError, match=said):
             preflight.check(config(http=wrong))
+
+
+def test_a_key_that_only_root_may_read_is_told(tls: HttpConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As certbot leaves them: `flotilla serve` ended with a traceback. (Tests may run as root.)"""
+    read = Path.read_text
+
+    def as_somebody(path: Path, *args: Any, **kwargs: Any) -> str:
+        if path == tls.tls_key:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", as_somebody)
+    with pytest.raises(StartError, match=f"http.tls_key: cannot read {tls.tls_key}: Permission denied"):
+        preflight.check(config(http={"tls_certificate": tls.tls_certificate, "tls_key": tls.tls_key}))
 
 
 def test_who_listens_for_others_without_keys_is_warned(
