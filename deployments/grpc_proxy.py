@@ -90,7 +90,8 @@ class _Watch:
     def __init__(self, request: pb.GenerateRequest, context: Any) -> None:
         self.is_over = False
         metadata = dict(context.invocation_metadata() or ())
-        request.request_id = clean_request_id(request.request_id or str(metadata.get("x-request-id", "")))
+        if not request.request_id:  # one that is wrong the replica refuses
+            request.request_id = clean_request_id(str(metadata.get("x-request-id", "")))
         request.proxy_call_id = new_unique()
         self._call_id = new_call_id(request.request_id, request.proxy_call_id)
         context.add_done_callback(self._done)

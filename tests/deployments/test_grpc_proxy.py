@@ -75,6 +75,23 @@ async def test_errors_travel_with_an_empty_message(replica: GrpcReplica) -> None
     assert "temperature" in context.trailing["flotilla-error"]
 
 
+async def test_an_id_that_none_can_have_is_left_for_the_replica_to_refuse(
+    replica: GrpcReplica,
+) -> None:
+    """The request ran under another, and `Cancel` did not find it."""
+    calls = []
+    for name, context in (("a/b", Context()), ("", Context(**{"x-request-id": "a/b"}))):
+        calls.append(pb.GenerateRequest(prompt="hi", request_id=name))
+        grpc_proxy._Watch(calls[-1], context)
+    wrong, unnamed = calls
+    context = Context()
+    await replica.Generate(wrong, context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "request_id" in context.trailing["flotilla-error"]
+    # What proxies on the way set is never a reason to refuse.
+    assert (await replica.Generate(unnamed, Context())).request_id == unnamed.request_id != "a/b"
+
+
 class Proxy:
     """As much of Serve's gRPC server as registers a service."""
 
