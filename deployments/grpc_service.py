@@ -63,7 +63,8 @@ class GenerationService:
     Args:
         service: the API.
         metrics: count the calls.
-        behind_proxy: requests come through a proxy of ours, which has named the calls.
+        behind_proxy: requests come through a proxy of ours, which has named the calls; Ray Serve waits for
+            them before it says that this process is to end.
         authenticator: who is let in, by the metadata `authorization` or `x-api-key`; everybody if None.
         keyed: answers calls with keys; None refuses them.
         leaving: set once the server takes no new calls; who watches its health is told, and then let go.
@@ -223,6 +224,13 @@ class GenerationService:
         self, request: health_pb2.HealthCheckRequest
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """The health now, and whenever it changes; it ends with the server, which waits for calls to end."""
+        if self._behind_proxy:
+            raise ApiError(
+                501,
+                "The health cannot be watched through Ray Serve's proxy (`grpc.direct: false`), which would "
+                "keep the front end that tells it from ending; ask with Check.",
+                code="unsupported_parameter",
+            )
         if self._num_watches >= MOST_WATCHES:  # each wakes once a second, and none needs a key
             raise ApiError(
                 429,

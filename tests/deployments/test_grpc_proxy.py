@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from deployments import grpc_proxy
@@ -73,6 +74,16 @@ async def test_errors_travel_with_an_empty_message(replica: GrpcReplica) -> None
     assert [chunk async for chunk in replica.GenerateStream(wrong, context)] == [pb.GenerateChunk()]
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
     assert "temperature" in context.trailing["flotilla-error"]
+
+
+async def test_the_health_is_asked_for_and_not_watched(replica: GrpcReplica) -> None:
+    """Ray Serve waited for watches until it killed the replica, which so never said that it leaves."""
+    answer = await replica.Check(health_pb2.HealthCheckRequest(), Context())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    context = Context()
+    watch = [answer async for answer in replica.Watch(health_pb2.HealthCheckRequest(), context)]
+    assert (watch, context.code) == ([health_pb2.HealthCheckResponse()], grpc.StatusCode.UNIMPLEMENTED)
+    assert "Check" in context.details
 
 
 async def test_an_id_that_none_can_have_is_left_for_the_replica_to_refuse(
