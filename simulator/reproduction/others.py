@@ -197,8 +197,9 @@ _spin10 = Figure(
         Claim("flotilla is not below spin (2 %)", "ours", "every ratio", "throughput",
               ("spin",), ("flotilla",), limit=0.98),
     ),
-    note="64 requests, chains of four, eight at a time, one instance of each drafter on its own V100, which takes "
-    "all eight: SPIN's B_j do not bind. Verification pads nothing here, so that SPIN's decomposition (figure 12) has nothing to save.",
+    note="64 requests, chains of four, eight at a time, one instance of each drafter on its own V100, which "
+    "takes all eight: SPIN's B_j do not bind. Verification pads nothing here, so that SPIN's decomposition "
+    "(figure 12) has nothing to save.",
 )  # fmt: skip
 
 _spin11 = Figure(
