@@ -147,7 +147,7 @@ def merge(texts: Iterable[str]) -> str:
     families: dict[str, tuple[list[str], list[str]]] = {}
     for text in texts:
         name = ""
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line.startswith("# HELP "):
                 name = line.split(" ", 3)[2]
                 is_new = name not in families

@@ -135,7 +135,7 @@ def _cell(member: Member) -> dict[str, Any]:
 
 def counted(text: str) -> dict[str, Any]:
     """Of an exposition: totals, drafters by cell and kind, and attainment by tier."""
-    wanted = (line for line in text.splitlines() if line.removeprefix("# TYPE ").startswith(_WANTED))
+    wanted = (line for line in text.split("\n") if line.removeprefix("# TYPE ").startswith(_WANTED))
     totals = dict.fromkeys(_TOTALS.values(), 0.0)
     drafters: dict[tuple[str, str], dict[str, float]] = {}
     tiers: dict[str, dict[str, float]] = {}

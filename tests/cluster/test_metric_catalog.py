@@ -98,6 +98,15 @@ def test_several_processes_are_one_exposition() -> None:
     assert len(of["flotilla_build_info"]) > 2
 
 
+def test_only_a_line_feed_ends_a_sample() -> None:
+    """Names of tiers and drafters are people's, and may hold what Python takes for the end of a line, too."""
+    metrics = MetricSet("cell", {"cell": "one"})
+    metrics.gauge("flotilla_requests_running", "fast\u2028slow\x85\x1c").set(2)
+    families = {one.name: one for one in text_string_to_metric_families(merge([metrics.render()]))}
+    samples = families["flotilla_requests_running"].samples
+    assert [(one.labels["tier"], one.value) for one in samples] == [("fast\u2028slow\x85\x1c", 2.0)]
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_wrong() -> None:
     text = merge([touched("cell", {"cell": "one"}), touched("front_end", {"front_end": "two"})])

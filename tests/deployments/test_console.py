@@ -101,6 +101,11 @@ def test_metrics_of_several_cells_are_counted_together() -> None:
     assert found["attainment"] == [{"tier": "fast", "attained": 3, "missed": 1}]
 
 
+def test_names_may_hold_what_python_takes_for_the_end_of_a_line() -> None:
+    found = counted(EXPOSITION.replace('"fast"', '"fa\u2028st"'))
+    assert found["attainment"] == [{"tier": "fa\u2028st", "attained": 3, "missed": 1}]
+
+
 async def test_the_page_comes_without_a_key_and_from_here_alone(http: httpx.AsyncClient) -> None:
     page = await http.get("/console")
     assert page.status_code == 200
