@@ -105,7 +105,8 @@ class ConsoleState:
             "policy": info.policy,
             "version": flotilla_version(),
             "max_model_len": info.max_tokens,
-            "drafters": list(info.drafters),
+            # Kinds, as tokens are told of; names with a `/` are instances of theirs.
+            "drafters": [name for name in info.drafters if "/" not in name],
             "tiers": tier_list(self._service.tiers),
             "cells": [_cell(member) for member in cells],
             "front_ends": [

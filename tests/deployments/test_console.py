@@ -157,6 +157,12 @@ async def test_the_state_needs_a_key_and_tells_no_secret(http: httpx.AsyncClient
     assert "10.0.0.1" not in response.text
 
 
+async def test_drafters_are_offered_by_kind(cell: CellStandIn, service: ApiService) -> None:
+    """Who takes a kind from the choice means all its instances; tokens are told of as the kind's."""
+    cell.drafters = ["small", "lookup", "small/0", "small/1"]
+    assert json.loads(await ConsoleState(service, Asked()).json())["drafters"] == ["small", "lookup"]
+
+
 async def test_many_lookers_ask_the_members_once(service: ApiService) -> None:
     now, asked = [50.0], Asked()
     state = ConsoleState(service, asked, clock=lambda: now[0])

@@ -46,7 +46,7 @@ class CellStandIn:
         stopped: say nothing at all, as a stopped process; what would have been said comes when it goes on.
         score: log-probability of every token of an answer.
         terms: what its receipts say that requests were served on.
-        path, fingerprint, adapters, default_max_tokens: of its model, as it describes itself.
+        path, fingerprint, adapters, default_max_tokens, drafters: of its model, as it describes itself.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class CellStandIn:
         self.path, self.fingerprint = "", "flotilla-0-0"
         self.adapters: dict[str, str] = {}
         self.default_max_tokens: int | None = None
+        self.drafters = ["small", "lookup"]
         self.finish_reason: str | None = None
         self.error = ""
         self._token = b"sesame"
@@ -102,7 +103,7 @@ class CellStandIn:
             "max_tokens": self.max_tokens,
             "default_max_tokens": self.default_max_tokens,
             "vocab_size": self.vocab_size,
-            "drafters": ["small", "lookup"],
+            "drafters": self.drafters,
             "policy": "flotilla",
             "ready": self.ready,
             "path": self.path,
