@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
 import httpx
 import pytest
-import pytest_asyncio
 from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
 
 from cluster.members import Member
 from cluster.security_config import SecurityConfig
-from cluster.stream_messages import Submit
 from deployments.api_keys import hash_key, new_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.console import PAGE, ConsoleState, counted
 from deployments.openai_api import create_app
-from tests.browser import LAUNCH, needs_chromium
-from tests.deployments.socket_server import served
-from tests.fakes.cell_stand_in import CellStandIn, eventually
-from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
-
-if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+from tests.fakes.cell_stand_in import CellStandIn
 
 KEY = new_key()
 MEMBERS = (
@@ -62,10 +49,6 @@ flotilla_slo_requests_total{attained="true",cell="b",objective="all",tier="fast"
 flotilla_slo_requests_total{attained="false",cell="b",objective="all",tier="fast"} 1.0
 flotilla_slo_requests_total{attained="false",cell="b",objective="tpot",tier="fast"} 5.0
 """
-
-
-def _said(tokens: list[int], submit: Submit) -> list[int]:
-    return tokens
 
 
 class Asked:
@@ -191,162 +174,3 @@ async def test_instances_are_told_of_one_cell_and_left_out_if_they_cannot_be_had
     for members, ask in ((MEMBERS, lost), ((*MEMBERS, MEMBERS[0]), drafters)):
         state = json.loads(await ConsoleState(service, Asked(), lambda members=members: members, ask).json())
         assert state["instances"] == []
-
-
-# Tests in a browser share it, and so its event loop: it takes longer to start than all that they do in it.
-in_browser = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(**LAUNCH)
-        yield started
-        await started.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def cell_of_page() -> AsyncIterator[CellStandIn]:
-    stand_in = CellStandIn(lambda submit: [*ids(ANSWER), *codec().eos_ids])
-    yield stand_in
-    await stand_in.close()
-
-
-@asynccontextmanager
-async def opened(browser: Browser) -> AsyncIterator[Page]:
-    """A page of a profile of its own."""
-    context = await browser.new_context()
-    try:
-        yield await context.new_page()
-    finally:
-        await context.close()
-
-
-@needs_chromium
-@in_browser
-async def test_the_page_asks_for_the_key_and_keeps_it_nowhere(
-    browser: Browser, cell_of_page: CellStandIn
-) -> None:
-    from playwright.async_api import expect
-
-    cell = cell_of_page
-    async with served(guarded(ApiService(cell, codec()))) as url, opened(browser) as page:
-        await page.goto(f"{url}/console")
-        dialog = page.locator("#key-dialog")
-        await expect(dialog).to_be_visible()
-        await page.get_by_label("Key", exact=True).fill("a wrong key")
-        await page.get_by_role("button", name="Use").click()
-        await expect(dialog).to_be_visible()
-        await page.get_by_label("Key", exact=True).fill(KEY)
-        await page.get_by_role("button", name="Use").click()
-        await expect(page.locator("[data-cell=one]")).to_be_visible()
-        await expect(dialog).to_be_hidden()
-
-        cell.pause_s = 0.05
-        await page.locator("#send").click()
-        await expect(page.locator("#stop")).to_be_enabled()
-        await expect(page.locator("#answer-status")).to_contain_text("done: ")
-        assert await page.locator("#answer").text_content() == ANSWER
-
-        # Stopping ends the request in the cell, too.
-        cell.pause_s = 0.2
-        await page.locator("#send").click()
-        await expect(page.locator("#answer .token").first).to_be_visible()
-        await page.locator("#stop").click()
-        await expect(page.locator("#answer-status")).to_have_text("stopped")
-        await expect(page.locator("#send")).to_be_enabled()
-        await eventually(lambda: len(cell.cancels) == 1)
-
-        stored = await page.evaluate("() => [localStorage.length, sessionStorage.length, document.cookie]")
-        assert stored == [0, 0, ""]
-        assert KEY not in json.dumps(await page.context.storage_state())
-        assert await page.locator("#key").input_value() == ""
-
-
-@needs_chromium
-@in_browser
-async def test_the_page_works_under_a_prefix_that_a_proxy_takes_off(
-    browser: Browser, cell_of_page: CellStandIn
-) -> None:
-    from playwright.async_api import expect
-
-    app = create_app(ApiService(cell_of_page, codec()))
-
-    async def proxied(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            assert scope["path"].startswith("/behind/a/"), scope["path"]
-            scope = {**scope, "path": scope["path"].removeprefix("/behind/a")}
-        await app(scope, receive, send)
-
-    async with served(proxied) as url, opened(browser) as page:
-        await page.goto(f"{url}/behind/a/console/")
-        assert page.url == f"{url}/behind/a/console"
-        await expect(page.locator("#connection")).to_contain_text("live")
-        await page.locator("#send").click()
-        await expect(page.locator("#answer-status")).to_contain_text("done: ")
-        assert await page.locator("#answer").text_content() == ANSWER
-
-
-@needs_chromium
-@in_browser
-async def test_the_page_shows_each_text_once(browser: Browser, cell_of_page: CellStandIn) -> None:
-    from playwright.async_api import expect
-
-    cell = cell_of_page
-    service = ApiService(cell, codec(), reasoning_parser="think")
-    async with served(create_app(service)) as url, opened(browser) as page:
-        await page.goto(f"{url}/console")
-        await expect(page.locator("#connection")).to_contain_text("live")
-        await page.get_by_text("More sampling").click()
-        for answer, per_step, max_tokens, stop in (
-            # What an answer begins with is held back as long as it might begin a thought.
-            ("\n\nHello.", 1, 64, ""),
-            ("<th>is", 1, 64, ""),
-            ("<th>is", 3, 64, ""),
-            ("<think>hm</think>\n\nHello.", 3, 64, ""),
-            ("<think>hm", 1, 3, ""),
-            # What might have become a stop string is told of by no step.
-            ("<th>is and that", 3, 64, "that one"),
-        ):
-            tokens = [*ids(answer), *codec().eos_ids]
-            cell.script, cell.per_step = partial(_said, tokens), per_step
-            await page.locator("[name=max_tokens]").fill(str(max_tokens))
-            await page.locator("[name=stop]").fill(stop)
-            await page.locator("#send").click()
-            await expect(page.locator("#answer-status")).to_contain_text("done: ")
-            shown = codec().decode(ids(answer)[:max_tokens])
-            assert await page.locator("#answer").text_content() == shown
-
-
-@pytest.mark.thorough
-@needs_chromium
-@in_browser
-async def test_steps_that_come_at_once_are_laid_out_once(browser: Browser, cell_of_page: CellStandIn) -> None:
-    """Each of thousands of tokens by itself took seconds for every second of the answer."""
-    service = ApiService(cell_of_page, codec())
-    async with served(guarded(service)) as url, opened(browser) as page:
-        await page.goto(f"{url}/console")
-        session = await page.context.new_cdp_session(page)
-        await session.send("Performance.enable")
-
-        async def num_layouts() -> float:
-            told = (await session.send("Performance.getMetrics"))["metrics"]
-            return float(next(one["value"] for one in told if one["name"] == "LayoutCount"))
-
-        before = await num_layouts()
-        from_the_end = await page.evaluate(
-            """async () => {
-              const { AnswerView } = await import("/console/answer.js");
-              const view = new AnswerView(() => {});
-              view.clear();
-              for (let index = 0; index < 400; index++) {
-                view.append([{ text: `token ${index}, `, index, drafter: null }]);
-              }
-              view.follow();
-              return view.box.scrollHeight - view.box.scrollTop - view.box.clientHeight;
-            }"""
-        )
-        assert await num_layouts() - before < 100
-        assert from_the_end < 2
