@@ -129,11 +129,20 @@ function refuse(error) {
   if (error instanceof ApiError) {
     if (error.status === 401) askForKey();
     tell(error.message);
-    const field = form.elements[error.param?.split(".").at(-1)];
-    if (field instanceof HTMLElement) field.focus();
+    const field = form.querySelector(`[name="${CSS.escape(error.param?.split(".").at(-1) ?? "")}"]`);
+    if (field) {
+      unfold(field);
+      field.focus();
+    }
   } else {
     tell("The server cannot be reached.");
   }
+}
+
+/** Show a field that is folded away: it can neither have the focus nor tell what is wrong with it. */
+function unfold(field) {
+  const box = field.closest("details");
+  if (box) box.open = true;
 }
 
 function askForKey() {
@@ -216,6 +225,7 @@ form.addEventListener("keydown", (event) => {
     send();
   }
 });
+form.addEventListener("invalid", (event) => unfold(event.target), { capture: true });
 for (const box of form.querySelectorAll("[name=mode]")) {
   box.addEventListener("change", () => {
     byId("prompt-label").textContent = box.value === "chat" ? "Message" : "Prompt";

@@ -186,3 +186,27 @@ async def test_steps_that_come_at_once_are_laid_out_once(browser: Browser, cell_
         )
         assert await num_layouts() - before < 100
         assert from_the_end < 2
+
+
+@needs_chromium
+@in_browser
+async def test_what_is_wrong_with_a_folded_field_is_told_at_it(
+    browser: Browser, cell_of_page: CellStandIn
+) -> None:
+    """Nothing happened on a click: a field that is not shown cannot tell what the browser holds against it."""
+    from playwright.async_api import expect
+
+    async with served(create_app(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        summary, folded = page.get_by_text("More sampling"), page.locator("details:not([open])")
+        for name, value, is_sent in (("top_p", "5", False), ("stop", "x" * 300, True)):
+            await summary.click()
+            await page.locator(f"[name={name}]").fill(value)
+            await summary.click()
+            await expect(folded).to_have_count(1)
+            await page.locator("#send").click()
+            await expect(page.locator(f"[name={name}]")).to_be_focused()
+            await expect(page.locator("#error")).to_be_visible(visible=is_sent)
+            await page.locator(f"[name={name}]").fill("")
+            await summary.click()
+        assert cell_of_page.submissions == []
