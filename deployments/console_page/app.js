@@ -14,7 +14,7 @@ let answer = new Answer({ tpot_ms: null, ttft_ms: null });
 let running = null; // AbortController of the answer that comes
 let ahead = 0; // characters that steps told of and no text yet: a thought, or what might have begun one
 let drafters = [];
-let wantsKey = false;
+let wantsKey = false; // the server asked for a key, and none was given since
 
 const tree = new TreeView((index) => text.mark(index));
 const text = new AnswerView((index) => tree.show(index));
@@ -152,14 +152,14 @@ function askForKey() {
 }
 
 byId("key-form").addEventListener("submit", () => {
-  useKey(byId("key").value);
+  useKey(byId("key").value.trim());
   byId("key").value = "";
   wantsKey = false;
   tell("");
   poll();
 });
 byId("key-cancel").addEventListener("click", () => dialog.close());
-byId("key-button").addEventListener("click", askForKey);
+byId("key-button").addEventListener("click", () => dialog.showModal());
 
 // -- the state ------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ function offer(state) {
 
 let heard = 0;
 async function poll() {
-  if (document.visibilityState === "hidden" || (wantsKey && dialog.open)) return;
+  if (document.visibilityState === "hidden" || wantsKey) return;
   try {
     const state = await getState(AbortSignal.timeout(5000));
     heard = Date.now();
@@ -200,7 +200,7 @@ async function poll() {
   } catch (error) {
     if (error.status === 401) {
       connection("needs a key", "warn");
-      if (!wantsKey) askForKey();
+      askForKey();
     } else connection(error.status ? error.message : "server not reachable", "bad");
   }
   byId("health-age").textContent = heard ? `at ${new Date(heard).toLocaleTimeString()}` : "";

@@ -193,7 +193,7 @@ async def test_steps_that_come_at_once_are_laid_out_once(browser: Browser, cell_
 async def test_what_is_wrong_with_a_folded_field_is_told_at_it(
     browser: Browser, cell_of_page: CellStandIn
 ) -> None:
-    """Nothing happened on a click: a field that is not shown cannot tell what the browser holds against it."""
+    """Nothing happened on a click: the browser has nowhere to say what it holds against the field."""
     from playwright.async_api import expect
 
     async with served(create_app(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
@@ -210,3 +210,37 @@ async def test_what_is_wrong_with_a_folded_field_is_told_at_it(
             await page.locator(f"[name={name}]").fill("")
             await summary.click()
         assert cell_of_page.submissions == []
+
+
+@needs_chromium
+@in_browser
+async def test_without_a_key_the_page_does_not_go_on_asking(
+    browser: Browser, cell_of_page: CellStandIn
+) -> None:
+    """Each refusal is an error in metrics and log, and a page may be left open for days."""
+    from playwright.async_api import expect
+
+    async with served(guarded(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.goto(f"{url}/console")
+        key, use = page.get_by_label("Key", exact=True), page.get_by_role("button", name="Use")
+        # What no header can carry is no server that cannot be reached.
+        await key.fill("ключ")
+        await use.click()
+        assert await key.evaluate("field => field.matches(':invalid')")
+        await page.get_by_role("button", name="Cancel").click()
+        asked.clear()
+        await page.wait_for_timeout(2500)
+        assert asked == []
+        await expect(page.locator("#connection")).to_have_text(" needs a key")
+        await page.locator("#key-button").click()
+        await key.fill(f" {KEY} ")
+        await use.click()
+        await expect(page.locator("#connection")).to_have_text(" live")
+        # Another key might be given; the one there is stays in use meanwhile.
+        await page.locator("#key-button").click()
+        await page.get_by_role("button", name="Cancel").click()
+        asked.clear()
+        await page.wait_for_timeout(2500)
+        assert len(asked) >= 2
