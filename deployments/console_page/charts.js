@@ -13,6 +13,9 @@ function roundUp(value) {
   return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((one) => one * unit).find((one) => one >= value * 0.999);
 }
 
+/** Digits after the point without which a number would be told as another, at most 5. */
+const digitsOf = (value) => [0, 1, 2, 3, 4].find((digits) => Math.abs(value - value.toFixed(digits)) < 1e-3 * value) ?? 5;
+
 /** The running mean time per output token against its objective, over the time since the request came. */
 export function showPace(answer) {
   const box = byId("pace");
@@ -32,9 +35,10 @@ export function showPace(answer) {
   const y = (value) => MARGIN.top + inner.height * (1 - Math.min(value, top) / top);
   const last = points.at(-1)[1];
   const isLate = objective !== null && last > objective;
+  const digits = digitsOf(top / 2);
   const shapes = [0, top / 2, top].flatMap((value) => [
     svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
-    svg("text", { class: "tick", x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, top < 4 ? 1 : 0)),
+    svg("text", { class: "tick", x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, digits)),
   ]);
   shapes.push(
     svg("text", { class: "tick", x: MARGIN.left, y: HEIGHT - 6 }, `${number(start, 0)} ms`),

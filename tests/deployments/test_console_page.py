@@ -244,3 +244,22 @@ async def test_without_a_key_the_page_does_not_go_on_asking(
         asked.clear()
         await page.wait_for_timeout(2500)
         assert len(asked) >= 2
+
+
+@needs_chromium
+@in_browser
+async def test_the_axis_tells_the_numbers_it_shows(browser: Browser, cell_of_page: CellStandIn) -> None:
+    async with served(create_app(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        told = await page.evaluate(
+            """async () => {
+              const { showPace } = await import("/console/charts.js");
+              return [4, 12, 0.6, 0.03, 0.001, 20, 1200].map((tpot_ms) => {
+                showPace({ objective: { tpot_ms }, pace: [[0, tpot_ms / 2], [9, tpot_ms / 2]] });
+                const ticks = [...document.querySelectorAll("#pace .tick")].slice(1, 3);
+                return ticks.map((tick) => Number(tick.textContent.replace(",", "")));
+              });
+            }"""
+        )
+        tops = [5, 15, 0.8, 0.04, 0.0015, 30, 1500]
+        assert told == [[top / 2, top] for top in tops]
