@@ -171,7 +171,7 @@ function verdict(actual, objective, isFinal) {
 
 export function showFigures(answer) {
   const isFinal = answer.receipt !== null;
-  const { tpot_ms: tpot, ttft_ms: ttft } = answer.objective;
+  const { tpot_ms: tpot, ttft_ms: ttft, e2e_ms: e2e = null } = answer.objective; // the last only of a tier, at the end
   const drafted = [...answer.drafted.values()];
   const sum = (name) => drafted.reduce((total, of) => total + of[name], 0);
   const figure = (id, name, value, note) =>
@@ -181,6 +181,8 @@ export function showFigures(answer) {
       verdict(answer.tpot, tpot, isFinal)),
     figure("ttft", ttft === null ? "TTFT" : `TTFT, objective ${ttft} ms`, milliseconds(answer.ttft),
       verdict(answer.ttft, ttft, isFinal)),
+    ...(e2e === null ? [] : [figure("e2e", `Last token, objective ${e2e} ms`, milliseconds(answer.receipt.e2e_ms),
+      verdict(answer.receipt.e2e_ms, e2e, isFinal))]),
     figure("tokens", "Tokens", String(answer.tokens.length)),
     figure("per-step", "Tokens per step", answer.steps.length ? number(answer.tokens.length / answer.steps.length, 2) : "–"),
     figure("acceptance", "Accepted of verified", sum("verified") ? percent(sum("accepted") / sum("verified")) : "–"),

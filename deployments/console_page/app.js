@@ -92,8 +92,8 @@ function take(chunk) {
   ahead = said ? 0 : ahead + told.length;
   if (chunk.metrics) {
     answer.receipt = chunk.metrics;
-    const { tpot_ms, ttft_ms } = chunk.metrics.slo; // a tier may have objectives of its own
-    answer.objective = { tpot_ms, ttft_ms };
+    const { tpot_ms, ttft_ms, e2e_ms } = chunk.metrics.slo; // a tier may have objectives of its own
+    answer.objective = { tpot_ms, ttft_ms, e2e_ms };
   }
   later();
 }

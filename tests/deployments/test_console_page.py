@@ -13,6 +13,7 @@ import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
 from cluster.stream_messages import Submit
+from cluster.tier_config import TierConfig
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from tests.browser import LAUNCH, needs_chromium
@@ -263,3 +264,21 @@ async def test_the_axis_tells_the_numbers_it_shows(browser: Browser, cell_of_pag
         )
         tops = [5, 15, 0.8, 0.04, 0.0015, 30, 1500]
         assert told == [[top / 2, top] for top in tops]
+
+
+@needs_chromium
+@in_browser
+async def test_every_objective_of_a_tier_is_judged(browser: Browser, cell_of_page: CellStandIn) -> None:
+    """A tier's whole answers were late by its counts, and each of them attained by its own figures."""
+    from playwright.async_api import expect
+
+    tiers = {"whole": TierConfig(tpot_ms=1000, e2e_ms=1)}
+    service = ApiService(cell_of_page, codec(), tiers=tiers)
+    async with served(create_app(service)) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        await page.locator("#tier").select_option("whole")
+        await page.locator("[name=tpot_ms]").fill("")
+        await page.locator("#send").click()
+        await expect(page.locator("[data-figure=tpot]")).to_contain_text("attained")
+        await expect(page.locator("[data-figure=e2e]")).to_contain_text("objective 1 ms")
+        await expect(page.locator("[data-figure=e2e]")).to_contain_text("missed")
