@@ -186,6 +186,7 @@ export function showFigures(answer) {
     figure("tokens", "Tokens", String(answer.tokens.length)),
     figure("per-step", "Tokens per step", answer.steps.length ? number(answer.tokens.length / answer.steps.length, 2) : "–"),
     figure("acceptance", "Accepted of verified", sum("verified") ? percent(sum("accepted") / sum("verified")) : "–"),
+    ...(isFinal ? [figure("seed", "Seed", String(answer.receipt.seed))] : []),
   );
 }
 

@@ -59,8 +59,7 @@ async function send() {
   byId("answer-status").textContent = "waiting for the first token";
   try {
     for await (const chunk of streamed(path, body, running.signal)) take(chunk);
-    byId("answer-status").textContent = `done: ${answer.tokens.length} tokens in ${answer.steps.length} steps`
-      + (answer.receipt ? `, seed ${answer.receipt.seed}` : "");
+    byId("answer-status").textContent = `done: ${answer.tokens.length} tokens in ${answer.steps.length} steps`;
   } catch (error) {
     if (error.name === "AbortError") byId("answer-status").textContent = "stopped";
     else {
@@ -224,6 +223,10 @@ form.addEventListener("keydown", (event) => {
     event.preventDefault();
     send();
   }
+});
+form.elements.seed.addEventListener("input", ({ target }) => {
+  const isExact = target.value === "" || Number.isSafeInteger(target.valueAsNumber);
+  target.setCustomValidity(isExact ? "" : "A whole number of at most 53 bits: this page would send another one.");
 });
 form.addEventListener("invalid", (event) => unfold(event.target), { capture: true });
 for (const box of form.querySelectorAll("[name=mode]")) {

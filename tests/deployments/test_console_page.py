@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -282,3 +283,29 @@ async def test_every_objective_of_a_tier_is_judged(browser: Browser, cell_of_pag
         await expect(page.locator("[data-figure=tpot]")).to_contain_text("attained")
         await expect(page.locator("[data-figure=e2e]")).to_contain_text("objective 1 ms")
         await expect(page.locator("[data-figure=e2e]")).to_contain_text("missed")
+
+
+@needs_chromium
+@in_browser
+async def test_the_seed_of_an_answer_stays_and_is_the_one_typed(
+    browser: Browser, cell_of_page: CellStandIn
+) -> None:
+    from playwright.async_api import expect
+
+    async with served(create_app(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        await page.locator("#send").click()
+        await expect(page.locator("#answer-status")).to_contain_text("done: ")
+        # The status line tells of the token pointed at from then on.
+        await page.locator("#answer .token").first.click()
+        await expect(page.locator("[data-figure=seed]")).to_contain_text(re.compile(r"\d"))
+        # JavaScript would send another number than the first.
+        for wrong in ("9007199254740993", "-9007199254740993", "1.5"):
+            await page.locator("[name=seed]").fill(wrong)
+            await page.locator("#send").click()
+            assert await page.locator("[name=seed]").evaluate("field => field.matches(':invalid')")
+        largest = (1 << 53) - 1
+        await page.locator("[name=seed]").fill(str(largest))
+        await page.locator("#send").click()
+        await expect(page.locator("[data-figure=seed]")).to_contain_text(str(largest))
+        assert [one.sampling.seed for one in cell_of_page.submissions][1:] == [largest]
