@@ -6,6 +6,10 @@ import { byId, colour, el, milliseconds, number, percent, show } from "./dom.js"
 const KEPT = 60;
 const rates = new Map(); // tokens per second of each cell, newest last
 
+// A cell counts those in the background by themselves.
+const inAll = (cell, name) => number(cell[name] + (cell[`background_${name}`] ?? 0), 0);
+const ofBackground = (cell, name) => (cell[`background_${name}`] ? ` (background ${number(cell[`background_${name}`], 0)})` : "");
+
 const figure = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
 function cellCard(cell) {
@@ -19,13 +23,14 @@ function cellCard(cell) {
       el("h4", {}, el("span", { class: `dot ${isWell ? "good" : "warn"}`, "aria-hidden": "true" }), ` ${shortId(cell.id)}`),
       el("span", { class: `badge ${isWell ? "good" : "warn"}` }, cell.state === "starting" && cell.stage ? cell.stage : cell.state)),
     el("dl", { class: "figures small" },
-      figure("Running", `${number(cell.running, 0)} of ${number(cell.max_running, 0)}`),
-      figure("Queue", `${number(cell.waiting, 0)}, ${milliseconds(1e3 * (cell.queue_s ?? 0))}`),
+      figure("Running", `${inAll(cell, "running")} of ${number(cell.max_running, 0)}${ofBackground(cell, "running")}`),
+      figure("Queue", `${inAll(cell, "waiting")}${ofBackground(cell, "waiting")}, ${milliseconds(1e3 * (cell.queue_s ?? 0))}`),
       figure("Step", milliseconds(1e3 * (cell.step_s ?? 0))),
       figure("TPOT predicted", milliseconds(1e3 * (cell.tpot_s ?? 0))),
       figure("On time now", cell.objectives ? percent(cell.attainment) : "–")),
     el("div", { class: "pair" },
-      el("div", {}, el("span", { class: "hint" }, `KV cache ${percent(use)} of ${number(cell.kv_slots, 0)} tokens`),
+      el("div", {}, el("span", { class: "hint" }, `KV cache ${percent(use)} of ${number(cell.kv_slots, 0)} tokens`
+        + (cell.background_running ? ", background aside" : "")),
         bar(use, use < 0.8 ? "good" : use < 0.95 ? "warn" : "bad", "share of the KV cache in use")),
       el("div", {}, el("span", { class: "hint" }, `${number(cell.tokens_per_s, 0)} tokens/s`),
         sparkline(rates.get(cell.id), "tokens per second, last minute"))));

@@ -13,13 +13,15 @@ import pytest
 import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
+from cluster.members import Member
 from cluster.stream_messages import Submit
 from cluster.tier_config import TierConfig
 from deployments.api_service import ApiService
+from deployments.console import ConsoleState
 from deployments.openai_api import create_app
 from tests.browser import LAUNCH, needs_chromium
 from tests.deployments.socket_server import served
-from tests.deployments.test_console import KEY, guarded
+from tests.deployments.test_console import KEY, Asked, guarded
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
@@ -309,3 +311,20 @@ async def test_the_seed_of_an_answer_stays_and_is_the_one_typed(
         await page.locator("#send").click()
         await expect(page.locator("[data-figure=seed]")).to_contain_text(str(largest))
         assert [one.sampling.seed for one in cell_of_page.submissions][1:] == [largest]
+
+
+@needs_chromium
+@in_browser
+async def test_requests_in_the_background_are_shown(browser: Browser, cell_of_page: CellStandIn) -> None:
+    """Cells count them by themselves: one that was full of them looked idle."""
+    from playwright.async_api import expect
+
+    stats = {"running": 1.0, "waiting": 2.0, "max_running": 64.0, "background_running": 6.0}
+    members = (Member(kind="cell", id="one", node="here", stats=stats),)
+    service = ApiService(cell_of_page, codec())
+    app = create_app(service, console=ConsoleState(service, Asked(), lambda: members))
+    async with served(app) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        figures = page.locator("[data-cell=one] dd")
+        await expect(figures.nth(0)).to_have_text("7 of 64 (background 6)")
+        await expect(figures.nth(1)).to_contain_text("2, ")
