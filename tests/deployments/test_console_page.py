@@ -21,7 +21,7 @@ from deployments.console import ConsoleState
 from deployments.openai_api import create_app
 from tests.browser import LAUNCH, needs_chromium
 from tests.deployments.socket_server import served
-from tests.deployments.test_console import KEY, Asked, guarded
+from tests.deployments.test_console import EXPOSITION, KEY, Asked, guarded
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
@@ -328,3 +328,34 @@ async def test_requests_in_the_background_are_shown(browser: Browser, cell_of_pa
         figures = page.locator("[data-cell=one] dd")
         await expect(figures.nth(0)).to_have_text("7 of 64 (background 6)")
         await expect(figures.nth(1)).to_contain_text("2, ")
+
+
+@needs_chromium
+@in_browser
+async def test_long_names_push_nothing_out_of_the_window(browser: Browser, cell_of_page: CellStandIn) -> None:
+    from playwright.async_api import expect
+
+    long, tier = "a_name_without_a_place_to_break_it_" * 4, "t" * 60
+    cell_of_page.drafters = [long, "lookup"]
+    service = ApiService(cell_of_page, codec(), tiers={tier: TierConfig(tpot_ms=10)})
+
+    async def exposition() -> str:
+        return EXPOSITION.replace('"small"', f'"{long}"').replace('"fast"', f'"{tier}"').replace('"b"', '"a"')
+
+    app = create_app(service, console=ConsoleState(service, exposition))
+    async with served(app) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        await expect(page.locator("#pool tbody th")).to_contain_text(long)
+        for width in (1280, 700, 390, 320):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await page.evaluate("() => document.documentElement.scrollWidth") <= width
+            words = await page.locator("label[for=tier]").evaluate(
+                """label => {
+                  const range = document.createRange();
+                  range.selectNode(label.firstChild);
+                  return range.getClientRects().length;
+                }"""
+            )
+            assert words == 1, "the word before the choice is broken"
+            hidden = await page.locator("#pool").evaluate("box => box.scrollWidth - box.clientWidth")
+            assert hidden <= (0 if width > 390 else 40)
