@@ -183,7 +183,9 @@ function offer(state) {
   const tiers = byId("tier");
   const names = state.tiers.map((tier) => tier.id).filter((name) => name !== "default");
   if ([...tiers.options].slice(1).map((option) => option.value).join() !== names.join()) {
+    const chosen = tiers.value;
     tiers.replaceChildren(tiers.options[0], ...names.map((name) => el("option", { value: name }, name)));
+    if (names.includes(chosen)) tiers.value = chosen;
   }
 }
 

@@ -359,3 +359,20 @@ async def test_long_names_push_nothing_out_of_the_window(browser: Browser, cell_
             assert words == 1, "the word before the choice is broken"
             hidden = await page.locator("#pool").evaluate("box => box.scrollWidth - box.clientWidth")
             assert hidden <= (0 if width > 390 else 40)
+
+
+@needs_chromium
+@in_browser
+async def test_the_tier_chosen_stays_when_others_come(browser: Browser, cell_of_page: CellStandIn) -> None:
+    from playwright.async_api import expect
+
+    tiers = {"fast": TierConfig(tpot_ms=10)}
+    service = ApiService(cell_of_page, codec(), tiers=tiers)
+    async with served(create_app(service)) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        await page.locator("#tier").select_option("fast")
+        state = ApiService(cell_of_page, codec(), tiers={"slow": TierConfig(), **tiers})
+        other = (await ConsoleState(state, Asked()).json()).decode()
+        await page.route("**/console/state", lambda route: route.fulfill(body=other))
+        await expect(page.locator("#tier option")).to_have_count(3)
+        await expect(page.locator("#tier")).to_have_value("fast")
