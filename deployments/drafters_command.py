@@ -143,6 +143,7 @@ def _show(answer: dict[str, Any], *, as_json: bool = False) -> None:
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -152,7 +153,8 @@ def _show(answer: dict[str, Any], *, as_json: bool = False) -> None:
         recovery = "" if one["recovery_s"] is None else f"{one['recovery_s']:.1f} s"
         load = f"{one['load']} of {one['max_requests']}"
         state = one["state"] if not one["waits_for"] else f"{one['state']} *"
-        table.add_row(one["name"], state, load, str(one["restarts"]), recovery, one["node"][:8], one["costs"])
+        name = escape(one["name"])
+        table.add_row(name, state, load, str(one["restarts"]), recovery, one["node"][:8], one["costs"])
     console = Console(highlight=False)
     console.print(table)
     for one in answer["data"]:

@@ -81,6 +81,7 @@ def list_keys(
 
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from cluster.security_config import KeysFile
@@ -98,7 +99,9 @@ def list_keys(
     for key in keys:
         limits = key.limits
         numbers = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
-        tiers, models = ("all" if some is None else ", ".join(some) for some in (key.tiers, key.models))
+        tiers, models = (
+            "all" if some is None else escape(", ".join(some)) for some in (key.tiers, key.models)
+        )
         shown = ("-" if number is None else str(number) for number in numbers)
         table.add_row(key.name, ", ".join(key.permissions), tiers, models, *shown)
     Console(highlight=False).print(table)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -47,12 +48,14 @@ def run_profile(
     )
     try:
         profile.save(out)
-        console.print(f"wrote {out}; use it with `profile: {out}` in the configuration", highlight=False)
+        console.print(
+            f"wrote {out}; use it with `profile: {out}` in the configuration", markup=False, highlight=False
+        )
         if plot is not None:
             from deployments.profile_plot import plot_profile
 
             plot_profile(profile, plot)
-            console.print(f"wrote {plot}: predicted against measured", highlight=False)
+            console.print(f"wrote {plot}: predicted against measured", markup=False, highlight=False)
     except OSError as error:
         raise StartError(f"cannot write {error.filename or out}: {error.strerror}") from error
     return profile
@@ -78,7 +81,7 @@ def table(profile: ProfileFile) -> Table:
     for heading in headings:
         shown.add_column(heading, justify="right", no_wrap=True)
     for name, row in rows.items():
-        shown.add_row(name, *(row[heading] for heading in headings))
+        shown.add_row(escape(name), *(row[heading] for heading in headings))
     return shown
 
 
@@ -131,5 +134,5 @@ class _Bars:
             self._progress.update(self._loading, visible=False)
             for task in self._tasks.values():  # a time limit may have ended them early
                 self._progress.update(task, completed=self._progress.tasks[task].total)
-            self._tasks[name] = self._progress.add_task(name, total=total)
+            self._tasks[name] = self._progress.add_task(escape(name), total=total)
         self._progress.update(self._tasks[name], completed=done, total=total)

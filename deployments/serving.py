@@ -27,6 +27,7 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, DeploymentStatus
 from rich.console import Console
+from rich.markup import escape
 
 from cluster.config import FlotillaConfig
 from cluster.grpc_config import GrpcConfig
@@ -214,7 +215,7 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         if config.grpc.enabled:
             startup.enter("gRPC")
             await_grpc(shown_address(config.grpc), has_tls=config.http.tls_certificate is not None)
-            console.print(f"gRPC on [bold]{shown_address(config.grpc)}[/]", highlight=False)
+            console.print(f"gRPC on [bold]{escape(shown_address(config.grpc))}[/]", highlight=False)
     console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
 
@@ -380,9 +381,10 @@ def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
     model = description["model"]
     adapters = [adapter.name for adapter in config.target.adapters]
     served = f", adapters {', '.join(adapters)}" if adapters else ""
+    drafters = ", ".join(description["drafters"]) or "no drafters"
     console.print(
-        f"\n[bold]{model}[/] with {', '.join(description['drafters']) or 'no drafters'}{served}, "
-        f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n",
+        f"\n[bold]{escape(model)}[/] with {escape(drafters + served)}, "
+        f"policy {config.policy.name}, on [bold]{escape(url)}[/]\nTry:\n",
         soft_wrap=True,
     )
     chats = has_chat_template(model_directory(config.target.path))
