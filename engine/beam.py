@@ -72,7 +72,8 @@ class Beam:
             (-self.logp[node] - value, row, choice)  # in order: likely first, ties as in a full sort
             for row, (node, values) in enumerate(zip(frontier, logp, strict=True))
             for choice, value in enumerate(values[:width])
-            if value > -np.inf  # ruled out: by min_tokens, top-p, a bias of minus infinity
+            # Others are ruled out (by min_tokens, top-p, a bias of minus infinity), or no numbers.
+            if value > -np.inf
         ]
         if len(frontier) > 1:
             candidates.sort()

@@ -243,7 +243,7 @@ def _cut(
     token, logp, path = [root], [0.0], 0.0
     least, least_path = plan.stop_token_logp, plan.stop_logp
     for child, value in zip(tokens[: plan.depth], logps, strict=False):
-        if value == -math.inf:
+        if not value > -math.inf:  # ruled out, or no number: what overflowed proposes nothing
             break
         path += value
         token.append(child)

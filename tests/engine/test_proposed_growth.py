@@ -27,9 +27,9 @@ BOUNDS = st.sampled_from([-math.inf, -3.0, -1.0, -0.25])
 
 @st.composite
 def proposed(draw: st.DrawFn) -> Proposals:
-    """Layers of heads or of a beam; few tokens, so that some repeat, and some are ruled out."""
+    """Layers of heads or of a beam; few tokens, so that some repeat, some are ruled out or no numbers."""
     depth, width = draw(st.integers(1, 6)), draw(st.integers(1, 4))
-    logps = st.sampled_from([-math.inf, -2.0, -1.0, -0.5, -0.125, -0.0])
+    logps = st.sampled_from([math.nan, -math.inf, -2.0, -1.0, -0.5, -0.125, -0.0])
     logp = np.array(draw(st.lists(logps, min_size=depth * width, max_size=depth * width)), dtype=np.float32)
     token = draw(st.lists(st.integers(0, 5), min_size=depth * width, max_size=depth * width))
     parent = draw(st.lists(st.integers(0, width - 1), min_size=depth * width, max_size=depth * width))
@@ -82,6 +82,16 @@ def test_the_whole_tree_is_what_grows_layer_by_layer(
     while growing.grow():
         pass
     assert_same(grown(7, plan, stops, proposals), growing.tree())
+
+
+def test_what_is_no_number_is_not_drafted() -> None:
+    overflowed = Proposals(
+        position=3, token=np.zeros((2, 1), dtype=np.int32), logp=np.full((2, 1), math.nan, dtype=np.float32)
+    )
+    for width in (1, 2):
+        plan = DraftPlan(depth=2, width=width)
+        assert len(grown(7, plan, frozenset(), overflowed)) == 1
+        assert not growth(7, plan, frozenset(), Layers(overflowed)).grow()
 
 
 def test_a_chain_deeper_than_usual() -> None:

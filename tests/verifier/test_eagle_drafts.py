@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.draft_plan import DraftPlan
 from engine.eagle_loading import EagleFiles
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.proposals import Proposals
+from engine.proposed_growth import grown
 from engine.sampling import Row, TokenHistory, perturbed_scores
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
@@ -212,6 +214,24 @@ def test_beams_are_those_of_the_reference(tmp_path: Path, variant: str, kind: st
         output += verdict.tokens
         check(verdict, spec, output, depth=4, width=1)
     assert check.num_clear > 3
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_who_may_have_none_of_the_tokens_drafted_has_no_drafts(
+    tmp_path: Path, width: int, temperature: float
+) -> None:
+    """Where all are ruled out a log-softmax is no number, which the scheduler could not learn from."""
+    serving = verifier(VARIANTS["fewer tokens"](), tmp_path)
+    params = SamplingParams(temperature=temperature, max_tokens=9, allowed_token_ids=(4, 6, 50), seed=3)
+    spec = spec_of("r", PROMPT, params)
+    output, plan = list(prefill(serving, spec).tokens), DraftPlan(depth=DEPTH, width=width)
+    while len(output) < params.max_tokens:
+        item = VerifyItem(request_id="r", plan=plan, num_candidates=width, num_heads=DEPTH)
+        (verdict,) = serving.step(VerifyCall(call_id=2, verify=[item])).verdicts
+        output += verdict.tokens
+        assert len(grown(output[-1], plan, frozenset(), verdict.proposals)) == 1
+    assert output == TARGET.decode(spec)[0]
 
 
 def test_requests_of_a_batch_are_drafted_for_as_alone(tmp_path: Path) -> None:
