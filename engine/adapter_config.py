@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
     try:
         config = read_json(directory / CONFIG)
         check_weights(directory / WEIGHTS)
+        _check_scales(config)
     except BrokenFiles as error:
         raise UnsuitableAdapter(f"cannot read the adapter in {directory}: {error}") from None
     why = _why_not_served(config)
@@ -53,6 +55,29 @@ def read_adapter_config(directory: Path) -> dict[str, Any]:
             f"the adapter in {directory} cannot be served: {why}; merge it into its model"
         )
     return config
+
+
+def _check_scales(config: Mapping[str, Any]) -> None:
+    """Refuse what no scale can be worked out of.
+
+    Raises:
+        BrokenFiles: naming the field.
+    """
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, Mapping):
+        raise BrokenFiles(f"`alpha_pattern` in {CONFIG} is {patterns!r}, not numbers by patterns of names")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BrokenFiles(f"{pattern!r} in `alpha_pattern` of {CONFIG} is no pattern: {error}") from None
+    scales = {
+        "lora_alpha": config.get("lora_alpha", 0),
+        **{f"alpha_pattern.{n}": a for n, a in patterns.items()},
+    }
+    for field, scale in scales.items():
+        if isinstance(scale, bool) or not isinstance(scale, int | float):
+            raise BrokenFiles(f"`{field}` in {CONFIG} is {scale!r}, not a number")
 
 
 def _why_not_served(config: Mapping[str, Any]) -> str | None:

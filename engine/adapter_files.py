@@ -133,7 +133,7 @@ def _modules(file: Path, config: Mapping[str, Any]) -> dict[str, LowRank]:
 def _low_rank(
     module: str, down: torch.Tensor, up: torch.Tensor, config: Mapping[str, Any], file: Path
 ) -> LowRank:
-    if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
+    if down.dim() != 2 or up.dim() != 2 or not 0 < len(down) == up.shape[1]:
         raise UnsupportedModel(
             f"the halves of `{module}` in {file} do not fit: {tuple(down.shape)} and {tuple(up.shape)}"
         )

@@ -211,6 +211,23 @@ def test_more_than_sums_of_low_rank_is_refused(change: dict[str, Any], why: str,
         read_adapter("one", path)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"lora_alpha": None}, "`lora_alpha` in adapter_config.json is None, not a number"),
+        ({"lora_alpha": "16"}, "`lora_alpha` in adapter_config.json is '16', not a number"),
+        ({"alpha_pattern": {"q_proj": None}}, "`alpha_pattern.q_proj` in adapter_config.json is None"),
+        ({"alpha_pattern": ["q_proj"]}, r"`alpha_pattern` in adapter_config.json is \['q_proj'\]"),
+        ({"alpha_pattern": {"q_proj(": 3}}, r"'q_proj\(' in `alpha_pattern` .* is no pattern: missing \)"),
+    ],
+)
+def test_scales_that_are_none_are_told(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+    model = tiny_models.write("llama_least", tmp_path / "model")
+    path = tiny_adapters.write(model, tmp_path / "one", seed=1, **change)
+    with pytest.raises(UnsupportedModel, match=f"adapter 'one': cannot read the adapter in .*: {why}"):
+        read_adapter("one", path)
+
+
 def test_broken_adapters_are_refused_by_name(tmp_path: Path) -> None:
     model = tiny_models.write("llama_least", tmp_path / "model")
     path = tiny_adapters.write(model, tmp_path / "one", seed=1)
@@ -227,6 +244,10 @@ def test_broken_adapters_are_refused_by_name(tmp_path: Path) -> None:
     refused({name: one for name, one in tensors.items() if name != half}, "lacks its other half")
     refused({**tensors, "base_model.model.lm_head.weight": torch.zeros(2, 2)}, "no part of a LoRA")
     refused({**tensors, first: torch.full_like(tensors[first], torch.nan)}, "NaN or infinite")
+    refused(
+        {name: one[:0] if "lora_A" in name else one[:, :0].clone() for name, one in tensors.items()},
+        "do not fit",
+    )
     refused({}, "holds no weights")
     other = tiny_models.write("qwen3", tmp_path / "other")
     wider = tiny_adapters.write(other, tmp_path / "wider", seed=1)
