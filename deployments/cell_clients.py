@@ -114,9 +114,9 @@ class CellClients:
         try:
             while not finished:
                 event = await pending.events.get()
-                finished = isinstance(event, Exception) or event.finish_reason is not None
                 if isinstance(event, Exception):
                     raise event
+                finished = event.finish_reason is not None
                 yield event
         finally:
             # Reached on cancellation too, so nothing here may wait.
@@ -359,7 +359,7 @@ class CellClients:
         pending.refused(rejected)
         if rejected.code not in (PASSING_IF_PROMISED if pending.is_promised else PASSING):
             self.num_rejected[rejected.code, pending.request.tier] += 1
-            pending.events.put_nowait(RequestRejected(rejected))
+            self._fail(pending, RequestRejected(rejected))
             return
         if rejected.code == "draining":
             # It may have been in that cell's queue for long. Another cell takes it, or one that comes.
@@ -381,7 +381,7 @@ class CellClients:
             loop.call_later(_REFUSED_PAUSE_S, self._place_again, pending)
         else:
             self.num_rejected[rejected.code, pending.request.tier] += 1
-            pending.events.put_nowait(RequestRejected(rejected))
+            self._fail(pending, RequestRejected(rejected))
 
     def _place_again(self, pending: Pending) -> None:
         waiting = self._pending.get(pending.request.request_id) is pending
@@ -391,5 +391,10 @@ class CellClients:
             self._place(pending)
 
     def _fail_all(self, reason: str) -> None:
-        for pending in self._pending.values():
-            pending.events.put_nowait(CellLost(reason))
+        for pending in list(self._pending.values()):
+            self._fail(pending, CellLost(reason))
+
+    def _fail(self, pending: Pending, error: Exception) -> None:
+        """Its caller, who may read late, is told why no more comes; no cell is to have it any more."""
+        del self._pending[pending.request.request_id]
+        pending.events.put_nowait(error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
-from cluster.stream_messages import Rejected
+from cluster.stream_messages import Rejected, TokenEvent
 from deployments import cell_clients
 from deployments.cell_clients import CellClients
 from deployments.pending_requests import CellLost, RequestRejected
@@ -22,6 +23,10 @@ from tests.fakes.listed_cells import (
     submission,
     tokens_of,
 )
+
+
+async def collected(events: AsyncIterator[TokenEvent]) -> list[TokenEvent]:
+    return [event async for event in events]
 
 
 async def test_requests_of_a_lost_cell_go_on_at_another(clients: CellClients, listed: Listed) -> None:
@@ -258,6 +263,37 @@ async def test_a_directory_that_forgot_all_cells_breaks_no_connection(
 async def test_no_cell_at_all_ends_in_time(clients: CellClients) -> None:
     with pytest.raises(CellLost, match="did not come back"):
         await tokens_of(clients, submission())
+
+
+async def test_who_was_given_up_is_no_work_for_a_cell_that_comes_later(
+    clients: CellClients, listed: Listed
+) -> None:
+    """Its client had not read yet that it was, so a cell was sent it, and generated all of it for nobody."""
+    listed.add("one")
+    await connected(clients, 1)
+    events = clients.submit(submission())
+    await anext(events)  # and reads no further
+    await listed.kill("one")
+    await eventually(lambda: clients._task is not None and clients._task.done())
+    two = listed.add("two")
+    assert await tokens_of(clients, submission(3)) == [0, 1, 2]
+    assert len(two.submissions) == 1
+    with pytest.raises(CellLost):
+        await collected(events)
+    assert clients.num_streams == 0
+
+
+async def test_a_cell_that_skipped_tokens_is_told_to_stop(clients: CellClients, listed: Listed) -> None:
+    """The request ends with an error, and the cell went on with it to its end."""
+    one = listed.add("one")
+    await connected(clients, 1)
+    request = submission()
+    events = clients.submit(request)
+    await anext(events)
+    clients._pending[request.request_id].output.pop()
+    with pytest.raises(CellLost, match="never arrived"):
+        await collected(events)
+    await eventually(lambda: one.cancels == [request.request_id])
 
 
 async def test_a_stopped_cell_is_left_and_says_nothing_twice_when_it_goes_on(
