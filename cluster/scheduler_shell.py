@@ -179,7 +179,8 @@ class SchedulerShell:
                 others += self._call(self._decide(event), events)
             self._tell(others)
             for kind, result in drafted:
-                num_drafted = sum([len(draft.tree.token) - 1 for draft in result.drafts])
+                # A drafter may answer anything, also trees that lack their root.
+                num_drafted = sum([max(0, len(draft.tree.token) - 1) for draft in result.drafts])
                 self._metrics.drafted(kind, result.seconds, num_drafted)
             for grown in self.core.planned_ahead.take_grown():
                 self._metrics.drafted(grown.kind, grown.seconds, grown.num_drafted)

@@ -19,8 +19,9 @@ from cluster.events import DrafterReady, VerifierReady
 from cluster.scheduler_shell import SchedulerShell
 from cluster.stream_messages import Cancel, Objective, Speculation, Submit
 from cluster.worker import VERIFIER
-from drafters.messages import DraftCall
+from drafters.messages import Draft, DraftCall, DraftResult
 from engine.sampling_params import SamplingParams
+from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 from tests.cluster.simulated import SimulatedDrafter, SimulatedTarget
 from verifier.messages import VerifyCall
@@ -157,6 +158,21 @@ def test_what_is_drafted_elsewhere_is_asked_for_before_clients_are_told() -> Non
     cell.order.clear()
     cell.verify()
     assert cell.order == ["draft", "told"]
+
+
+def test_a_draft_without_a_root_costs_nobody_their_worker() -> None:
+    """It was counted as minus one token, which no counter takes: its drafter was taken for lost."""
+    cell = DraftingCell()
+    cell.submit("a")
+    cell.draft()  # reads the prompt meanwhile
+    cell.verify()
+    (call,) = cell.draft_calls
+    draft = Draft(request_id="a", tree=TokenTree.of([], [], [], []))
+    cell.shell.drafted("small", encode(DraftResult(call_id=call.call_id, drafts=[draft])))
+    (asked,) = cell.verify_calls
+    assert asked.verify[0].num_nodes == 1, "goes on without a draft"
+    sample = cell.metrics.set.registry.get_sample_value
+    assert sample("flotilla_drafter_tokens_total", {"drafter": "small", "outcome": "drafted"}) == 0.0
 
 
 @pytest.mark.parametrize("can_choose", [True, False])
