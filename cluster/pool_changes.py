@@ -242,6 +242,8 @@ class PoolChanges:
             life.state = "draining"
             self._shell.handle(DrafterDraining(life.name))
         elif life.state != "draining":  # it serves nobody yet
+            if life.task is not None:
+                life.task.cancel()  # at once: else it may be ready by the time that it is forgotten
             self._shell.handle(WorkerLost(life.name))
             self._lifecycle.spawn(self._lifecycle.forget(life))
 

@@ -68,6 +68,7 @@ class Shell:
 
     def __init__(self) -> None:
         self.lost: list[str] = []
+        self.ready: list[str] = []
         self.learnt: list[str] = []
         profile = SimpleNamespace(drafters={"small": LinearCost()})
         self.core = SimpleNamespace(
@@ -80,6 +81,8 @@ class Shell:
     def handle(self, event: Event) -> None:
         if isinstance(event, WorkerLost):
             self.lost.append(event.name)
+        if isinstance(event, DrafterReady):
+            self.ready.append(event.name)
 
 
 class Cell:
@@ -236,3 +239,18 @@ async def test_a_kind_removed_while_it_is_replaced_is_gone() -> None:
         await task
     assert cell.states == {}
     assert cell.lifecycle.kinds == {}
+
+
+async def test_who_is_given_up_at_the_moment_it_is_loaded_is_not_ready_afterwards() -> None:
+    """It was, behind the news of its loss: the scheduler had a drafter that nobody else knew, and waited for
+    its answers."""
+    cell = Cell(1)
+    cell.workers.loads.clear()
+    await cell.changes.scale("small", 2, 0.0)
+    cell.workers.loads.set()  # who waits for it goes on after this turn of the loop
+    await cell.changes.scale("small", 1, 0.0)
+    await turns()
+    assert cell.shell.lost == ["small/1"]
+    assert not cell.shell.ready
+    assert cell.states == {"small": "ready"}
+    assert cell.workers.workers.keys() == {"verifier", "small"}
