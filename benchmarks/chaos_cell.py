@@ -6,6 +6,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from benchmarks.chaos_clients import Clients
 from benchmarks.chaos_corruptions import CORRUPTIONS
 from benchmarks.chaos_schedule import (
@@ -114,10 +116,18 @@ class ChaosCell:
                 },
             }
         )
-        return self._make(config, make_policy(config.policy), CostModel(DEFAULT_PROFILE))
+        core = self._make(config, make_policy(config.policy), CostModel(DEFAULT_PROFILE))
+        core.sending_ahead.holds_back = settings.holds_back
+        return core
 
     def _start_target(self) -> None:
-        self.target = ChaosTarget(self._texts, self.settings.num_slots, has_heads=True)
+        self.target = ChaosTarget(
+            self._texts,
+            self.settings.num_slots,
+            has_heads=True,
+            has_beams=self.settings.has_beams,
+            shares=self.settings.shares,
+        )
         self.clients.max_tokens = min(MAX_TOKENS, self.settings.num_slots - SLOT_MARGIN)
         self._is_stalled = False
         self.handle(VerifierReady(self.settings.num_slots, MAX_TOKENS, VOCAB))
@@ -131,7 +141,10 @@ class ChaosCell:
         kind = self._kinds[name]
         self.drafters[name] = ChaosDrafter(kind, self._texts, self.rng)
         self._liars.discard(name)
-        self.handle(DrafterReady(name, KINDS[kind][1], self.rng.choice([1, 4, 16]), kind=kind))
+        capabilities = KINDS[kind][1]
+        if self.settings.has_beams:
+            capabilities = replace(capabilities, has_independent_layers=False)
+        self.handle(DrafterReady(name, capabilities, self.rng.choice([1, 4, 16]), kind=kind))
 
     def _lose(self, name: str) -> None:
         """A worker dies; what it had answered may still be somewhere."""
@@ -202,6 +215,7 @@ class ChaosCell:
                 answers.append(VerifyDone(verified))
                 require(len(answers) <= 2, "more than two calls at the target")
                 self.counts["calls ahead"] += any(item.tree is None for item in call.verify)
+                self.counts["drafts planned ahead"] += any(item.plan is not None for item in call.verify)
                 self.counts["deferred"] += len(verified.deferred)
             case Emit(client, events):
                 is_lost = isinstance(event, ClientLost) and event.client == client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from benchmarks.chaos_corruptions import CORRUPTIONS
 from benchmarks.chaos_workers import KINDS, MAX_TOKENS, VOCAB
@@ -68,6 +68,9 @@ class Settings:
         max_running, max_waiting, prefill_chunk, draft_ahead: of the scheduler.
         fast_switching: of the selector.
         async_scheduling: of the scheduler.
+        has_beams: whether EAGLE proposes beside the target, where decoding heads would.
+        holds_back: whether calls that are sent ahead are held back while there is time.
+        shares: whether the target finds some of each prompt in its cache.
     """
 
     seed: int = 0
@@ -83,12 +86,15 @@ class Settings:
     draft_ahead: int = 0
     fast_switching: bool = True
     async_scheduling: bool = True
+    has_beams: bool = False
+    holds_back: bool = False
+    shares: bool = False
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Settings:
         """Any settings."""
         seed = rng.randrange(1 << 30)
-        return cls(
+        drawn = cls(
             seed=seed,
             policy=rng.choice(sorted(POLICIES)),
             batching=rng.choice(sorted(BATCHING_RULES)),
@@ -101,8 +107,17 @@ class Settings:
             prefill_chunk=rng.choice([8, 24, 64]),
             draft_ahead=rng.randrange(3),
             fast_switching=rng.random() < 0.7,
-            async_scheduling=seed % 4 > 0,  # not drawn: schedules stay what they were
+            # These are not drawn: schedules stay what they were.
+            async_scheduling=seed % 4 > 0,
+            has_beams=seed % 3 > 0,
+            holds_back=seed % 5 > 1,
+            shares=seed % 7 > 2,
         )
+        if seed % 3 != 1:
+            return drawn
+        # Only so are drafts planned, and calls held back, ahead of answers.
+        policy = "fixed" if seed % 2 else "flotilla"
+        return replace(drawn, policy=policy, drafters=("heads",), micro_batches=1)
 
 
 @dataclass(frozen=True)

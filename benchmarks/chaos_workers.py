@@ -83,6 +83,8 @@ class ChaosTarget:
         texts: what it says.
         num_slots: tokens its KV pool holds.
         has_heads: whether it proposes tokens where that is asked for.
+        has_beams: whether those are the nodes of a beam, as EAGLE's, and not decoding heads'.
+        shares: whether some of each prompt may be in its cache already.
         held: requests by id.
         num_withheld: slots that the next call finds taken although they were told to be free.
     """
@@ -90,6 +92,8 @@ class ChaosTarget:
     texts: Texts
     num_slots: int
     has_heads: bool = False
+    has_beams: bool = False
+    shares: bool = False
     num_withheld: int = 0
     held: dict[str, Held] = field(default_factory=dict)
     _forgotten: dict[str, int] = field(default_factory=dict)
@@ -135,10 +139,12 @@ class ChaosTarget:
                 continue
             verdicts.append(self._decide(item.request_id, held, tree, item.num_candidates))
         for chunk in call.prefill:
+            num_cached = 0
             if chunk.spec is not None:
                 require(chunk.request_id not in self.held, f"{chunk.request_id} was opened twice")
                 self._check_spec(chunk.spec)
-                self.held[chunk.request_id] = Held(chunk.spec, list(chunk.spec.tokens))
+                num_cached = self._num_cached(chunk.spec)
+                self.held[chunk.request_id] = Held(chunk.spec, list(chunk.spec.tokens), num_cached)
             held = self.held.get(chunk.request_id)
             if held is None:
                 unknown.append(chunk.request_id)
@@ -158,9 +164,10 @@ class ChaosTarget:
             if held.computed == len(held.tokens):
                 root = TokenTree.root_only(held.tokens[-1])
                 verdict = self._decide(chunk.request_id, held, root, chunk.num_candidates)
-            prefills.append(
-                PrefillProgress(request_id=chunk.request_id, num_computed=computed, verdict=verdict)
+            progress = PrefillProgress(
+                request_id=chunk.request_id, num_computed=computed, num_cached=num_cached, verdict=verdict
             )
+            prefills.append(progress)
         self.num_withheld = 0
         for request_id in unknown:
             self._forgotten.pop(request_id, None)
@@ -175,6 +182,11 @@ class ChaosTarget:
             forward_seconds=_FORWARD_S,
             seconds=1.1 * _FORWARD_S,
         )
+
+    def _num_cached(self, spec: RequestSpec) -> int:
+        """Tokens of a request found in the cache: of some requests many, and of some all but the last."""
+        most = min(len(spec.tokens) - 1, self.free - self.num_withheld)
+        return max(0, most * (sum(spec.tokens) % 3) // 2) if self.shares else 0
 
     def _check_spec(self, spec: RequestSpec) -> None:
         output = spec.tokens[spec.prompt_len :]
@@ -226,6 +238,7 @@ class ChaosTarget:
                 position=len(held.tokens),
                 token=rows.astype(np.int32),
                 logp=np.tile(-0.3 - np.arange(num_candidates), (len(guesses), 1)).astype(np.float32),
+                parent=np.zeros_like(rows, dtype=np.int32) if self.has_beams else None,
             )
         held.proposals = proposals
         return Verdict(

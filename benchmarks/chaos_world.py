@@ -139,7 +139,17 @@ class ChaosWorld(ChaosCell):
     def _deliverable(self) -> list[str]:
         return sorted(w for w, q in self._answers.items() if q and not (w == TARGET and self._is_stalled))
 
+    def _wake(self) -> None:
+        """What was held back is due."""
+        due = self.core.sending_ahead.held_until
+        if due is not None:
+            self.counts["calls held back"] += 1
+            self.now = max(self.now, due)
+            self.handle(Tick())
+
     def _do_answer(self, draw: int) -> None:
+        if draw % 2:  # else the answer comes sooner than it was expected
+            self._wake()
         workers = self._deliverable()
         if workers:
             answer = self._answers[workers[draw % len(workers)]].popleft()
