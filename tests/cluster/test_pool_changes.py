@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -60,7 +61,7 @@ class Workers:
 
     async def remove(self, name: str) -> None:
         await self.ends.wait()
-        del self.workers[name]
+        self.workers.pop(name, None)  # who was given up before it began has no process
 
 
 class Shell:
@@ -69,6 +70,7 @@ class Shell:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.ready: list[str] = []
+        self.serving: set[str] = set()
         self.learnt: list[str] = []
         profile = SimpleNamespace(drafters={"small": LinearCost()})
         self.core = SimpleNamespace(
@@ -81,8 +83,10 @@ class Shell:
     def handle(self, event: Event) -> None:
         if isinstance(event, WorkerLost):
             self.lost.append(event.name)
+            self.serving.discard(event.name)
         if isinstance(event, DrafterReady):
             self.ready.append(event.name)
+            self.serving.add(event.name)
 
 
 class Cell:
@@ -254,3 +258,39 @@ async def test_who_is_given_up_at_the_moment_it_is_loaded_is_not_ready_afterward
     assert not cell.shell.ready
     assert cell.states == {"small": "ready"}
     assert cell.workers.workers.keys() == {"verifier", "small"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_in_the_end_the_scheduler_has_who_is_there_whatever_was_asked_for(seed: int) -> None:
+    """Changes at any moment of each other: no drafter that nobody knows, and no process without a drafter."""
+    rng = random.Random(seed)
+    cell = Cell(rng.randint(1, 3))
+    serving = cell.shell.serving
+    serving.update(cell.states)
+    changes, asked = cell.changes, list[asyncio.Future[object]]()
+    for _ in range(30):
+        names = list(cell.states) or ["small"]
+        config = cell.small.model_copy(update={"replicas": rng.randint(1, 3)})
+        change = rng.choice(
+            [
+                lambda config=config: changes.add(config, 0.0),
+                lambda: changes.scale("small", rng.randint(1, 4), 0.0),
+                lambda config=config: changes.replace(config, 0.0),
+                lambda names=names: changes.drain(rng.choice(names)),
+                lambda names=names: changes.remove(rng.choice(names)),
+            ]
+        )
+        asked.append(asyncio.ensure_future(change()))
+        if rng.random() < 0.5:
+            cell.workers.loads.set() if rng.random() < 0.6 else cell.workers.loads.clear()
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        for name in [name for name, state in cell.states.items() if state == "draining"]:
+            if rng.random() < 0.3 and name in serving:
+                changes.drained(name)
+    cell.workers.loads.set()
+    for error in await asyncio.gather(*asked, return_exceptions=True):
+        assert error is None or isinstance(error, list | PoolError), error
+    await turns()
+    assert serving == cell.states.keys()
+    assert cell.workers.workers.keys() == {"verifier", *serving}
