@@ -316,15 +316,18 @@ def retry_after(value: str) -> float | None:
         wanted_s = float(value)
     except ValueError:
         date = parsedate_tz(value)
-        if date is None:
+        try:
+            wanted_s = 0.0 if date is None else mktime_tz(date) - time.time()
+        except (ValueError, OverflowError):  # a year that no calendar has
             return None
-        wanted_s = mktime_tz(date) - time.time()
     return min(wanted_s, _MOST_WAITED_S) if wanted_s > 0 else None
 
 
 def _line(request: BatchRequest, status: int, headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
+        # Python takes NaN and 1e999 for numbers; a file that holds them is refused when the batch goes on.
+        json.dumps(body, allow_nan=False)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):

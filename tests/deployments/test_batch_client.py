@@ -191,6 +191,8 @@ def test_a_window_halves_once_for_what_was_sent_together() -> None:
 
 def test_servers_may_say_when_in_seconds_or_by_a_date() -> None:
     assert [retry_after(text) for text in ("", "soon", "0", "-3", "nan", formatdate(0))] == [None] * 6
+    for year in ("0", "99999", "9" * 30):
+        assert retry_after(f"Wed, 21 Oct {year} 07:28:00 GMT") is None
     assert (retry_after("7"), retry_after("1e9"), retry_after("inf")) == (7.0, 3600.0, 3600.0)
     in_a_minute = retry_after(formatdate(time.time() + 60, usegmt=True))
     assert in_a_minute is not None
