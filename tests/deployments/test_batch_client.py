@@ -209,6 +209,26 @@ def test_keys_tell_requests_apart(tmp_path: Path) -> None:
     assert idempotency_key(first, {"a": 1, "b": 2}) == idempotency_key(first, {"b": 2, "a": 1})
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("status", [200, 400])
+async def test_numbers_that_are_none_leave_a_file_that_can_be_gone_on_with(
+    tmp_path: Path, number: str, status: int
+) -> None:
+    write_input(tmp_path / "in.jsonl", 2)
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["prompt"] == "p1":
+            return await good(request, body)
+        return web.Response(text=f'{{"logprob": {number}}}', content_type="application/json", status=status)
+
+    async with Server(answer).listening() as url:
+        progress = await send(tmp_path, url)
+        again = await send(tmp_path, url)
+    assert (progress.num_answered, progress.num_failed) == (1, 1)
+    assert (again.total, again.num_failed) == (1, 1)
+    assert number in again.failure
+
+
 async def test_another_protocol_is_no_server(tmp_path: Path) -> None:
     write_input(tmp_path / "in.jsonl", 1)
 
