@@ -45,7 +45,7 @@ def batch(
     options = BatchOptions(url=url, concurrency=concurrency, tier=tier, priority=priority, model=model)
     try:
         wanted = read_requests(requests)
-        if answers.exists() and answers.samefile(requests):
+        if _is_same(answers, requests):
             fail(f"{answers} cannot be both the requests and the answers")
         with BatchOutput(answers) as output:
             left = [request for request in wanted if request.custom_id not in output.answered]
@@ -61,6 +61,13 @@ def batch(
     typer.echo(_summary(progress, len(wanted), answers, time.monotonic() - started))
     if progress.num_failed:
         raise typer.Exit(1)
+
+
+def _is_same(answers: Path, requests: Path) -> bool:
+    try:
+        return answers.samefile(requests)
+    except OSError:  # there are none yet, or they cannot be: writing them says why
+        return False
 
 
 async def _send(

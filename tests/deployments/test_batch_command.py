@@ -153,6 +153,9 @@ def test_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["batch", str(file), str(tmp_path / "out.jsonl")])
     assert (result.exit_code, f"{file}, line 1: " in result.output) == (2, True)
     assert not (tmp_path / "out.jsonl").exists()
+    write_input(file, 2)
+    result = CliRunner().invoke(cli.app, ["batch", str(file), str(tmp_path / ("o" * 300))])
+    assert (result.exit_code, "cannot write" in result.output) == (2, True)
 
 
 async def test_an_interrupt_leaves_whole_lines_and_goes_on(tmp_path: Path) -> None:
