@@ -19,6 +19,7 @@ import aiohttp
 
 from deployments.api_keys import KEY_VARIABLE, client_headers
 from deployments.batch_file import BatchRequest, answer_line, error_line
+from deployments.connection_errors import reason
 from deployments.server_url import server_root
 
 #: The server is full, or so busy that the request took longer than it may: fewer at a time are answered.
@@ -221,7 +222,7 @@ class _Sender:
                 async with self._session.get(f"{self._root}/v1/models", timeout=timeout) as response:
                     raw = await response.read()
             except (aiohttp.ClientError, OSError) as error:
-                raise BatchStopped(f"cannot reach {self._options.url}: {_reason(error)}") from None
+                raise BatchStopped(f"cannot reach {self._options.url}: {reason(error)}") from None
             if not self._needs_model:
                 return
             if response.status not in (*_FULL, *_AWAY):
@@ -258,9 +259,9 @@ class _Sender:
             async with self._session.post(url, data=data, headers=headers) as response:
                 raw = await response.read()
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-            return self._pause(job, {}, _reason(error))
+            return self._pause(job, {}, reason(error))
         except aiohttp.ClientError as error:  # what came is no HTTP
-            self._end(error_line(request.custom_id, "invalid_answer", _reason(error)))
+            self._end(error_line(request.custom_id, "invalid_answer", reason(error)))
             return None
         status = response.status
         if status in (*_FULL, *_AWAY):
@@ -369,10 +370,3 @@ def _message(raw: bytes) -> str:
         return str(json.loads(raw)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return raw[:200].decode(errors="replace")
-
-
-def _reason(error: Exception) -> str:
-    # aiohttp speaks of `ssl:default` also where there is none.
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return error.strerror or str(error)
-    return str(error) or type(error).__name__

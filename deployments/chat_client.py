@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.api_keys import KEY_SENT, client_headers
+from deployments.connection_errors import NO_ADDRESS, reason
 from deployments.server_url import server_root
 
 _HELP = "[dim]/new starts over, /quit leaves[/]"
@@ -93,10 +94,9 @@ def _chat(
         try:
             answer = runner.run(_turn(session, options, messages, console))
         except (ServerError, aiohttp.ClientError) as error:
-            # aiohttp speaks of `ssl:default` also where there is none.
             told = str(error)
-            if isinstance(error, aiohttp.ClientConnectorError):
-                told = f"cannot reach {options.url}: {error.strerror}"
+            if isinstance(error, (aiohttp.ClientConnectorError, *NO_ADDRESS)):
+                told = f"cannot reach {options.url}: {reason(error)}"
             console.print(Text(told, style="red"))
             messages.pop()
             continue

@@ -108,12 +108,13 @@ async def test_failures_are_written_and_asked_again(tmp_path: Path) -> None:
     assert len(read_output(tmp_path / "out.jsonl")) == 7
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:{}", "http://[::1", "flotilla.invalid"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{}", "http://[::1", "ftp://127.0.0.1", "flotilla.invalid"])
 async def test_a_server_that_was_never_there_is_told(tmp_path: Path, free_port: int, url: str) -> None:
     write_input(tmp_path / "in.jsonl", 3)
     result = await run(tmp_path, url.format(free_port))
     assert (result.exit_code, "cannot reach" in result.output) == (2, True), result.output
     assert "ssl" not in result.output
+    assert ("no address of a server" in result.output) == url.startswith(("http://[", "ftp"))
     assert read_output(tmp_path / "out.jsonl") == []
 
 

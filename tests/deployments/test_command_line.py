@@ -259,6 +259,9 @@ async def test_chat_says_which_server_is_not_there(monkeypatch: pytest.MonkeyPat
     shown = console.export_text()
     assert f"cannot reach {url}: " in shown
     assert "ssl" not in shown
+    lines = iter(["hello", "/quit"])
+    assert await asyncio.to_thread(run_chat, ChatOptions(url="127.0.0.1:99999"), console) == 0
+    assert "cannot reach 127.0.0.1:99999: that is no address of a server" in console.export_text()
 
 
 async def test_chat_sends_what_a_terminal_of_another_encoding_types(
