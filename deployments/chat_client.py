@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 from rich.console import Console
 from rich.text import Text
 
@@ -17,6 +18,8 @@ from deployments.connection_errors import NO_ADDRESS, reason
 from deployments.server_url import server_root
 
 _HELP = "[dim]/new starts over, /quit leaves[/]"
+_UNREADABLE = "what the server streams is no chat"
+_MOST_SHOWN = 200
 
 
 class ServerError(Exception):
@@ -116,9 +119,7 @@ async def _turn(
     receipt: dict[str, Any] | None = None
     async for chunk in stream_chat(session, options.url, options.body(messages)):
         receipt = chunk.get("metrics", receipt)
-        for choice in chunk.get("choices", ()):
-            thought = choice["delta"].get("reasoning_content") or ""
-            text = choice["delta"].get("content") or ""
+        for thought, text in _texts(chunk):
             pieces.append(text)
             console.out(thought, end="", highlight=False, style="dim")
             if text and thinks:
@@ -127,31 +128,61 @@ async def _turn(
             # Not markup: brackets in an answer are text.
             console.out(text, end="", highlight=False)
     console.print()
-    if receipt is not None:
+    if isinstance(receipt, dict):
         console.print(Text(describe_receipt(receipt), style="dim"))
     return "".join(pieces)
+
+
+def _texts(chunk: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a chunk adds to the thoughts and to the answer, by choice; vLLM says `reasoning` of thoughts."""
+    try:
+        deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
+        return [
+            (
+                str(delta.get("reasoning_content") or delta.get("reasoning") or ""),
+                str(delta.get("content") or ""),
+            )
+            for delta in deltas
+        ]
+    except (AttributeError, TypeError):
+        raise ServerError(f"{_UNREADABLE}: {chunk}"[:_MOST_SHOWN]) from None
 
 
 async def stream_chat(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a streamed answer; raises `ServerError` also where the stream breaks off."""
+    """The chunks of a streamed answer; raises `ServerError` also where the stream breaks off or is none."""
     async with session.post(f"{server_root(url)}/v1/chat/completions", json=body) as response:
         if response.status != 200:
-            told = _error_message(await response.text()) or f"HTTP status {response.status}"
+            told = (
+                _error_message((await response.read()).decode(errors="replace"))
+                or f"HTTP status {response.status}"
+            )
             raise ServerError(told + (f" {KEY_SENT}" if response.status == 401 else ""))
-        async for raw in response.content:
-            line = raw.decode().strip()
-            if not line.startswith("data: "):
-                continue
-            data = line.removeprefix("data: ")
-            if data == "[DONE]":
-                return
-            chunk = json.loads(data)
-            if "error" in chunk:
-                raise ServerError(str(chunk["error"].get("message", chunk["error"])))
-            yield chunk
+        try:
+            async for line in response.content:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                yield _chunk(data)
+        except (HttpProcessingError, ValueError) as error:  # a line that is too long: aiohttp 3.14, before
+            raise ServerError(f"{_UNREADABLE}: {error}"[:_MOST_SHOWN]) from None
     raise ServerError("the server broke off the stream")
+
+
+def _chunk(data: bytes) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except (ValueError, RecursionError):
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise ServerError(f"{_UNREADABLE}: {data[:_MOST_SHOWN].decode(errors='replace')}")
+    error = chunk.get("error")
+    if error:
+        raise ServerError(str(error.get("message", error) if isinstance(error, dict) else error))
+    return chunk
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str | None:
