@@ -107,8 +107,7 @@ def show(record: Record, summary: Sequence[PointSummary]) -> None:
     for run in record.runs:
         for error, count in run["report"]["errors"].items():
             errors[error] = errors.get(error, 0) + count
-    for error, count in errors.items():
-        tables.console.print(f"[red]{count} x {error}[/red]", highlight=False)
+    tables.print_errors(errors)
     compared, differing, unproven = compare_outputs.count(record.runs, record.outputs)
     colour = "red" if unproven else "green"
     tables.console.print(

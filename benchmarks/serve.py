@@ -235,7 +235,8 @@ async def run(options: ServeOptions) -> dict[str, Any]:
             if options.request_rate and arrivals is not Arrivals.closed
             else ""
         )
-        + (f", at most {concurrency} at once" if concurrency else "")
+        + (f", at most {concurrency} at once" if concurrency else ""),
+        markup=False,
     )
     if baselines:
         tpot = next(iter(baselines.values())).tpot_ms

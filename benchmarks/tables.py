@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -68,7 +69,8 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             column, justify="left" if place == 0 else "right", overflow="fold", no_wrap=place == 0
         )
     for row in rows:
-        table.add_row(*row, end_section=row is rows[-1])
+        # Names of classes, and texts of models and servers, may have brackets.
+        table.add_row(*map(escape, row), end_section=row is rows[-1])
     return table
 
 
@@ -157,8 +159,13 @@ def print_run(report: RunReport, objectives: Mapping[str, str]) -> None:
         f"{number(report.client_parse_ms_p99, 2)} ms p99 spent per stream, "
         f"requests sent {number(report.send_lag_ms_p99, 1)} ms late (p99)."
     )
-    for error, count in report.errors.items():
-        console.print(f"[red]{count} x {error}[/red]", highlight=False)
+    print_errors(report.errors)
+
+
+def print_errors(errors: Mapping[str, int]) -> None:
+    """How often each error occurred; what a server says may have brackets, which are no markup."""
+    for error, count in errors.items():
+        console.print(f"{count} x {error}", style="red", markup=False, highlight=False)
 
 
 def plain_data(value: Any) -> Any:

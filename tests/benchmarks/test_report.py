@@ -12,7 +12,7 @@ from benchmarks.objectives import Slo
 from benchmarks.receipts import summarise_receipts
 from benchmarks.report import Distribution, outcome_json, report, summarise
 from benchmarks.serve import baseline_latency
-from benchmarks.tables import write_json
+from benchmarks.tables import print_run, write_json
 from cluster.stream_messages import Objective, Receipt
 from deployments.receipts import ChoiceOutcome, metrics
 from tests.benchmarks.conftest import MakeOutcome
@@ -142,3 +142,15 @@ def test_baseline_pools_tpot_and_keeps_ttft_apart(make_outcome: MakeOutcome) -> 
     assert baselines["chat"] == Slo(ttft_ms=5.0, tpot_ms=20.0, e2e_ms=35.0)
     with pytest.raises(RuntimeError, match="down"):
         baseline_latency([make_outcome(error="down")])
+
+
+def test_brackets_of_servers_and_classes_are_text(
+    make_outcome: MakeOutcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of pydantic's messages, which vLLM hands on; read as markup they vanish, or end the command."""
+    errors = ["HTTP 400: no [/v1/models] closes", "HTTP 400: wrong [type=missing, input_value={}]"]
+    outcomes = [make_outcome(domain="qa[en]", error=error, slo=Slo(tpot_ms=1.0)) for error in errors]
+    print_run(report(LoadResult(outcomes, 1.0, 0.1)), {"qa[en]": "TPOT 1.0 ms"})
+    shown = capsys.readouterr().out
+    assert all(f"1 x {error}" in shown for error in errors)
+    assert shown.count("qa[en]") == 2
