@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 
+from deployments.connection_errors import reason
 from deployments.server_url import server_root
 
 
@@ -68,11 +70,35 @@ class HttpClient:
         return self._session
 
     async def models(self) -> list[dict[str, Any]]:
-        """Entries of `/v1/models`."""
-        async with self.session.get(f"{self.url}/v1/models") as response:
-            response.raise_for_status()
-            entries: list[dict[str, Any]] = (await response.json())["data"]
-            return entries
+        """Entries of `/v1/models`, each with an `id`.
+
+        Raises:
+            RuntimeError: if the server cannot be reached, or lists none.
+        """
+        try:
+            async with self.session.get(f"{self.url}/v1/models") as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise RuntimeError(f"cannot reach {self.url}: {reason(error)}") from None
+        try:
+            entries: list[dict[str, Any]] = msgspec.json.decode(raw)["data"]
+            if response.status == 200 and entries and all(entry["id"] for entry in entries):
+                return entries
+        except (msgspec.DecodeError, KeyError, TypeError):
+            pass
+        raise RuntimeError(
+            f"{self.url}/v1/models lists no models; it answers {response.status}: {error_text(raw)}"
+        )
+
+
+def error_text(body: bytes) -> str:
+    """What an error's body says, in short."""
+    try:
+        detail = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body.decode(errors="replace").strip()[:300]
+    error = detail.get("error", detail) if isinstance(detail, dict) else detail
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:300]
 
 
 def event_data(line: bytes) -> bytes | None:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from benchmarks.http_client import HttpClient, event_data
+from benchmarks.http_client import HttpClient, error_text, event_data
 from benchmarks.workload import BenchRequest
 
 
@@ -85,15 +85,6 @@ class LoadResult:
     outcomes: list[Outcome]
     duration_s: float
     client_cpu_share: float
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        detail = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body.decode(errors="replace").strip()[:300]
-    error = detail.get("error", detail) if isinstance(detail, dict) else detail
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:300]
 
 
 class LoadClient(HttpClient):
@@ -178,7 +169,7 @@ class LoadClient(HttpClient):
                 after = response.headers.get("Retry-After", "")
                 outcome.retry_after_s = float(after) if after.isdecimal() else None
                 if response.status != 200:
-                    outcome.error = f"HTTP {response.status}: {_error_text(await response.read())}"
+                    outcome.error = f"HTTP {response.status}: {error_text(await response.read())}"
                     return outcome
                 await self._read_stream(response, outcome, start)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -171,10 +171,7 @@ async def find_model(client: LoadClient, wanted: str | None) -> str:
     """The model asked for, else the server's first."""
     if wanted is not None:
         return wanted
-    entries = await client.models()
-    if not entries:
-        raise RuntimeError("the server lists no models")
-    return str(entries[0]["id"])
+    return str((await client.models())[0]["id"])
 
 
 def _ticker(bar: Progress, task: TaskID) -> Any:

@@ -7,8 +7,10 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from benchmarks import serve
 from benchmarks.engine_under_test import Task
@@ -195,3 +197,34 @@ def test_two_engines_of_one_server_both_find_their_prompts_read() -> None:
     # What is read first is not in the figures.
     assert len(result.outputs) == 4
     assert len(engine.outcomes[2]) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"body": b"{}"}, "answers 200: {}"),
+        ({"body": b"[]"}, "answers 200: []"),
+        ({"body": b'{"data": []}'}, "answers 200: "),
+        ({"body": b'{"data": [{"name": "m"}]}'}, "answers 200: "),
+        ({"body": b"<p>hello</p>"}, "answers 200: <p>hello</p>"),
+        ({"body": b'{"error": {"message": "no key"}}', "status": 401}, "answers 401: no key"),
+        ({"body": b"404", "status": 404}, "answers 404: 404"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_server_that_lists_no_models_is_told(
+    answer: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def models(self: FakeServer, request: web.Request) -> web.Response:
+        return web.Response(**answer)
+
+    monkeypatch.setattr(FakeServer, "models", models)
+    async with serving(FakeServer(lambda body: [])) as url:
+        with pytest.raises(RuntimeError, match=r"/v1/models lists no models; it .*") as caught:
+            await serve.run(serve.ServeOptions(url=url))
+    assert told in str(caught.value)
+
+
+async def test_an_address_that_is_none_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"cannot reach http://127\.0\.0\.1:99999: that is no address"):
+        await serve.run(serve.ServeOptions(url="127.0.0.1:99999"))
