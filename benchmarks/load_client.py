@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp.http import HttpProcessingError
 
 from benchmarks.http_client import HttpClient, error_text, event_data
 from benchmarks.workload import BenchRequest
@@ -174,8 +175,9 @@ class LoadClient(HttpClient):
                 await self._read_stream(response, outcome, start)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             outcome.error = f"{type(error).__name__}: {error}"
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
-            outcome.error = f"unreadable stream: {error}"
+        except (HttpProcessingError, ValueError, AttributeError, KeyError, TypeError) as error:
+            # No JSON, no object, or a line that is too long.
+            outcome.error = f"unreadable stream: {error}"[:300]
         return outcome
 
     async def _read_stream(self, response: aiohttp.ClientResponse, outcome: Outcome, start: float) -> None:
@@ -207,15 +209,16 @@ _TEXTS = ("content", "reasoning", "reasoning_content")
 
 def _take_chunk(chunk: Any, outcome: Outcome, pieces: list[str], now_ms: float) -> None:
     """Add one server-sent event to the outcome."""
-    if "error" in chunk:
-        error = chunk["error"]
+    error = chunk.get("error")
+    if error:
         outcome.error = str(error.get("message", error) if isinstance(error, dict) else error)
         return
     if chunk.get("usage"):
-        outcome.num_prompt_tokens = chunk["usage"].get("prompt_tokens") or 0
-        outcome.num_output_tokens = chunk["usage"].get("completion_tokens") or 0
-    if chunk.get("metrics"):
-        outcome.metrics = chunk["metrics"]
+        outcome.num_prompt_tokens = int(chunk["usage"].get("prompt_tokens") or 0)
+        outcome.num_output_tokens = int(chunk["usage"].get("completion_tokens") or 0)
+    metrics = chunk.get("metrics")
+    if metrics and isinstance(metrics, dict):
+        outcome.metrics = metrics
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         text = choice.get("text") or next((delta[name] for name in _TEXTS if delta.get(name)), "")

@@ -88,6 +88,42 @@ async def test_errors_are_recorded() -> None:
     assert "Connect" in gone.error
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{no JSON",
+        b"[1]",
+        b'{"choices": 5}',
+        b'{"choices": [{"delta": "text"}]}',
+        b'{"choices": [], "usage": {"completion_tokens": "many"}}',
+        b'{"choices": [{"text": "' + b"x" * 2_000_000 + b'"}]}',
+    ],
+    ids=lambda data: data[:50],
+)
+async def test_a_stream_that_cannot_be_read_is_one_request_s_failure(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def generate(self: FakeServer, http: web.Request) -> web.Response:
+        return web.Response(body=b"data: " + data + b"\n\n", content_type="text/event-stream")
+
+    monkeypatch.setattr(FakeServer, "generate", generate)
+    async with serving(FakeServer(lambda body: [])) as url, LoadClient(url, "fake") as client:
+        outcome = await client.send(request())
+    assert outcome.error.startswith("unreadable stream: ")
+    assert len(outcome.error) <= 300
+
+
+def test_an_error_that_is_null_is_none() -> None:
+    outcome = Outcome(request())
+    chunk = {
+        "choices": [{"text": "a", "finish_reason": "stop"}],
+        "error": None,
+        "metrics": ["of another kind"],
+    }
+    _take_chunk(chunk | {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}, outcome, [], 1.0)
+    assert (outcome.error, outcome.metrics, outcome.num_output_tokens) == ("", None, 2)
+
+
 async def test_closed_loop_bounds_concurrency_and_reuses_connections() -> None:
     server = FakeServer(lambda body: ["a"], pause_s=0.01)
     async with serving(server) as url, LoadClient(url, "fake") as client:
