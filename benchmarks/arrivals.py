@@ -30,7 +30,7 @@ class Arrivals(StrEnum):
 
 
 def read_text(path: Path) -> str:
-    """A text file, unpacked when it ends in `.gz`.
+    """A text file, unpacked when it ends in `.gz`, without the mark that spreadsheets begin theirs with.
 
     Raises:
         OSError: if it cannot be read.
@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
     """
     data = path.read_bytes()
     try:
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked or is no text: {error}") from None
 

@@ -109,7 +109,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         if text.lstrip().startswith("["):
             rows = json.loads(text)
         else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # Not `splitlines`: texts may hold what Unicode has besides for ends of lines.
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: neither a JSON list nor JSON lines: {error}") from None
     prompts = []

@@ -133,6 +133,18 @@ def test_jsonl_fields(tmp_path: Path) -> None:
     assert instruction.messages == ({"role": "user", "content": "Add.\n\n1 1"},)
 
 
+def test_texts_of_any_language_and_a_mark_of_utf8(tmp_path: Path) -> None:
+    """Unicode has further ends of lines, which JSON does not need to escape."""
+    path = tmp_path / "prompts.jsonl"
+    texts = ["one\u2028two\u2029", "\x85three", "four"]
+    rows = "\r\n".join(json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
+    path.write_bytes(rows.encode("utf-8-sig"))
+    assert [prompt.text for prompt in prompts.load(str(path))] == texts
+    path = tmp_path / "azure.csv"
+    path.write_bytes("TIMESTAMP,ContextTokens\n2,5\n4,5\n".encode("utf-8-sig"))
+    assert arrivals.trace_times(path) == [0.0, 2.0]
+
+
 def test_an_objective_of_null_is_none(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "x", "slo": {"tpot_ms": 20, "ttft_ms": None}}))
