@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,8 @@ def _objectives(slo: Mapping[str, float | None]) -> SloSpec:
         if metric not in METRICS:
             raise ValueError(f"slo has {name}, and not {', '.join(f'{known}_ms' for known in METRICS)} alone")
         if value is not None:
+            if not 0 < float(value) < math.inf:
+                raise ValueError(f"{name} of slo must be positive and finite, not {value}")
             limits[metric] = Limit(float(value))
     return SloSpec(**limits)
 
@@ -90,6 +93,8 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     else:
         raise ValueError(f"none of messages, turns, prompt, instruction among {sorted(row)}")
     max_tokens = row.get("max_tokens", row.get("output_length", row.get("output_tokens")))
+    if max_tokens is not None and int(max_tokens) < 1:
+        raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
     return Prompt(
         domain=str(row.get("domain") or row.get("category") or "all"),
         text=text,

@@ -160,6 +160,9 @@ def test_an_objective_of_null_is_none(tmp_path: Path) -> None:
         ({"slo_ratio": 1.2, "emission_time_ms": 3}, "there is no 'prompt'"),
         ({"prompt": "x", "max_tokens": "many"}, "entry 2"),
         ({"text": "x"}, "none of messages"),
+        ({"prompt": "x", "slo": {"tpot_ms": -1}}, "tpot_ms of slo must be positive"),
+        ({"prompt": "x", "slo": {"e2e_ms": float("nan")}}, "e2e_ms of slo must be positive"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens must be at least 1"),
     ],
 )
 def test_which_entry_of_a_prompt_file_is_wrong_is_told(
