@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +59,16 @@ class AcceptanceTable:
             OSError: if the file cannot be read.
             ValueError: if it is something else.
         """
-        with np.load(path, allow_pickle=False) as held:
-            if not isinstance(held, np.lib.npyio.NpzFile) or "rank" not in held:
-                raise ValueError(
-                    f"{path} is no log of drafters' choices (`flotilla bench acceptance` records one)"
-                )
+        other = f"{path} is no log of drafters' choices (`flotilla bench acceptance` records one)"
+        try:
+            loaded = np.load(path, allow_pickle=False)
+        except (EOFError, ValueError, BadZipFile):  # empty; no file of numpy's; cut off
+            raise ValueError(other) from None
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError(other)
+        with loaded as held:
+            if "rank" not in held:
+                raise ValueError(other)
             return cls(
                 drafters=held["drafters"].tolist(),
                 domains=held["domains"].tolist(),

@@ -173,3 +173,14 @@ def test_the_command_simulates_a_served_gpu_with_a_log(tmp_path: Path) -> None:
     assert "the log has general-2x192" in wrong.output
     np.savez(tmp_path / "other.npz", numbers=np.zeros(3))
     assert CliRunner().invoke(app, [*arguments, "--acceptance", str(tmp_path / "other.npz")]).exit_code == 2
+
+
+def test_a_file_that_is_no_log_is_told(table: AcceptanceTable, tmp_path: Path) -> None:
+    table.save(tmp_path / "whole.npz")
+    contents = {"empty": b"", "text": b"{}", "cut": (tmp_path / "whole.npz").read_bytes()[:-50]}
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name in (*contents, "array.npy"):
+        with pytest.raises(ValueError, match=f"{name} is no log of drafters' choices"):
+            AcceptanceTable.load(tmp_path / name)
