@@ -29,6 +29,8 @@ from simulator.sweep import Job, run_jobs
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 # Of a shorter run the requests served while the queue fills and drains are most.
 SECONDS = 600.0
+# Of a run: all are in memory, and a simulator that takes weeks helps nobody.
+MOST_REQUESTS = 10_000_000
 
 
 @app.command()
@@ -207,7 +209,12 @@ def _advance(bar: Progress, task: TaskID, now: float, num_ended: int) -> None:
 def _shapes(
     path: Path | None, rate: float | None, seconds: float, mix: str | None, lengths: str | None, seed: int
 ) -> list[workloads.Shape]:
-    count = max(1, round((rate or 4.0) * seconds))
+    number = (rate or 4.0) * seconds
+    if not number <= MOST_REQUESTS:
+        raise ValueError(
+            f"--rate times --seconds are {number:g} requests, and the most are {MOST_REQUESTS:,}"
+        )
+    count = max(1, round(number))
     if sum(given is not None for given in (path, mix, lengths)) > 1:
         raise ValueError("one of --workload, --mix and --lengths: each says what the requests are")
     if lengths is not None:

@@ -204,7 +204,7 @@ def adaserve_file(path: Path) -> list[Shape]:
             )
             for row in rows
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no AdaServe workload: {error!r}") from None
 
 
@@ -234,7 +234,7 @@ def trace_file(path: Path, slo: SloSpec = NO_SLO_SPEC, most_tokens: int = 1 << 1
         rows = (json.loads(line) for line in text.splitlines() if line)
     try:
         lengths = [(int(row[names[0]]), int(row[names[1]])) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: no lengths {' and '.join(names)} can be read: {what_is_wrong(error)}"
         ) from None

@@ -84,6 +84,12 @@ CUT_OFF = gzip.compress((HEAD + "1,2,3\n" * 100).encode(), mtime=0)[:-12]
         ("timeless.jsonl", b'{"input_length": 3, "output_length": 4}\n', "a line has no `timestamp`"),
         ("short.jsonl", b'{"timestamp": 3, "output_length": 4}\n', "no 'input_length'"),
         ("list.jsonl", b"[1, 2]\n", "a line has no `timestamp`"),
+        ("endless.jsonl", b'{"timestamp": 3, "input_length": 1e999, "output_length": 4}\n', "no lengths"),
+        (
+            "endless.json",
+            b'[{"emission_time_ms": 1, "slo_ratio": 1.2, "input_length": 1, "output_length": 1e999}]',
+            "is no AdaServe workload",
+        ),
         ("half.csv.gz", CUT_OFF, "cannot be unpacked"),
         (
             "words.json",
@@ -169,3 +175,9 @@ def test_an_objective_of_a_class_that_is_not_there_is_refused(command: typer.Typ
     told = CliRunner().invoke(command, ["--rate", "1", "--slo", "cdoe:tpot=20"])
     assert (told.exit_code, "no class cdoe among" in told.output) == (2, True), told.output
     workloads.check_classes(parse_slos(["code:tpot=20,*:ttft=9"]), ["code", "chat"])
+
+
+@pytest.mark.parametrize("options", [["--rate", "inf"], ["--rate", "1e300"], ["--seconds", "inf"]])
+def test_more_requests_than_can_be_simulated_are_refused(options: list[str]) -> None:
+    told = CliRunner().invoke(simulate_app, options)
+    assert (told.exit_code, "and the most are 10,000,000" in told.output) == (2, True), told.output
