@@ -8,17 +8,33 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from deployments.output_files import check_output
+
 
 def to_write(path: Path | None) -> Path | None:
     """The file that an option names, if it can be made: a measurement of an hour ends by writing it.
 
     Raises:
-        BadParameter: without its directory, or for one itself.
+        BadParameter: if it cannot.
     """
-    if path is not None and path.is_dir():
-        raise typer.BadParameter(f"{path} is a directory")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"cannot write {path}: there is no directory {path.parent}")
+    return _checked(path)
+
+
+def to_draw(path: Path | None) -> Path | None:
+    """As `to_write`, of a plot.
+
+    Raises:
+        BadParameter: if it cannot be made, or is of no format of plots.
+    """
+    return _checked(path, is_plot=True)
+
+
+def _checked(path: Path | None, *, is_plot: bool = False) -> Path | None:
+    try:
+        if path is not None:
+            check_output(path, is_plot=is_plot)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     return path
 
 
@@ -33,7 +49,7 @@ ApiKey = Annotated[
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")]
 Prompts = Annotated[str, typer.Option(help="`zoo` or a prompt file.")]
 PromptsOfEachClass = Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")]
-Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.", callback=to_write)]
+Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.", callback=to_draw)]
 QuantizationOption = Annotated[
     Literal["fp8", "int4"] | None, typer.Option(help="The target's weights in eight or in four bits.")
 ]

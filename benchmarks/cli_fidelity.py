@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from benchmarks.cli_common import JsonFile, MaxTokens, failed, to_write
+from benchmarks.cli_common import JsonFile, MaxTokens, failed, to_draw, to_write
 
 # The simulator stands above the benchmarks; it is known here by name only.
 _COMPARE, _FIT, _SPEED = "simulator.fidelity", "simulator.acceptance_fit", "simulator.speed"
@@ -46,7 +46,7 @@ def fidelity(
         int, typer.Option(min=1, help="Of every test, with other noise; means are compared.")
     ] = 4,
     plot: Annotated[
-        Path | None, typer.Option(callback=to_write, help="Plot, like SmartSpec's figure 13.")
+        Path | None, typer.Option(callback=to_draw, help="Plot, like SmartSpec's figure 13.")
     ] = None,
     write_profile: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ from rich.table import Table
 from cluster.config import FlotillaConfig
 from cluster.profile_file import ModelProfile, ProfileFile
 from cluster.profile_measure import measure_profile
+from deployments.output_files import check_output
 from deployments.preflight import StartError
 
 # Median relative error on held-out forwards that a profile should not exceed.
@@ -30,9 +31,12 @@ def run_profile(
         StartError: if a model cannot be loaded or measured, or a file cannot be written.
     """
     console = console or Console()
-    for path in (out, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise StartError(f"cannot write {path}: there is no directory {path.absolute().parent}")
+    try:
+        check_output(out)
+        if plot is not None:
+            check_output(plot, is_plot=True)
+    except ValueError as error:
+        raise StartError(str(error)) from None
     try:
         with _Bars(console) as bars:
             profile = measure_profile(config, bars.report)

@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from benchmarks.cli_common import JsonFile, to_write
+from benchmarks.cli_common import JsonFile, to_draw, to_write
 from cluster.config_errors import wrong_fields
 from deployments.command_failure import fail
 from simulator.fleet import report, scenario
@@ -50,7 +50,7 @@ def fleet(
         Path | None, typer.Option(help="Write a report to this file.", callback=to_write)
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the first run into this PNG.", callback=to_write)
+        Path | None, typer.Option(help="Draw the first run into this PNG.", callback=to_draw)
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the scenarios and end.")] = False,
 ) -> None:

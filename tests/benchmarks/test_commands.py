@@ -137,6 +137,17 @@ def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
     assert (result.exit_code, "no directory" in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize("command", ["decomposition", "pipeline", "soak"])
+@pytest.mark.parametrize("name", ["x.txt", "x"])
+def test_a_plot_of_no_format_is_told_before_anything_is_measured(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("decomposition", "pipeline", "soak"):
+        monkeypatch.setattr(f"benchmarks.{module}.run", lambda *given: pytest.fail("it was measured"))
+    result = runner.invoke(app, [command, "--plot", str(tmp_path / name)], env={"COLUMNS": "300"})
+    assert (result.exit_code, "must end in .png" in result.output) == (2, True), result.output
+
+
 def test_a_variant_without_a_name_is_told() -> None:
     result = runner.invoke(app, ["lossless", "--variant", '{"top_k": 3}'], env={"COLUMNS": "300"})
     assert (result.exit_code, "is not NAME=JSON" in result.output) == (2, True), result.output

@@ -54,6 +54,9 @@ def test_real_forwards_are_measured_stored_and_plotted(
     ("changed", "message"),
     [
         (("out", "nowhere/profile.json"), "there is no directory"),
+        (("out", "."), "is a directory"),
+        (("plot", "nowhere/plot.png"), "there is no directory"),
+        (("plot", "plot.txt"), "plot.txt: its name must end in .png"),
         (("path", "zoo:nothing"), "unknown model"),
     ],
 )
@@ -63,7 +66,8 @@ def test_what_cannot_be_measured_says_why(tmp_path: Path, changed: tuple[str, st
         "target: {path: 'PATH'}".replace("PATH", changed[1] if changed[0] == "path" else SMALLEST)
     )
     out = tmp_path / (changed[1] if changed[0] == "out" else "profile.json")
-    result = CliRunner().invoke(cli.app, ["profile", "--config", str(config), "--json", str(out)])
+    arguments = ["--plot", str(tmp_path / changed[1])] if changed[0] == "plot" else []
+    result = CliRunner().invoke(cli.app, ["profile", "--config", str(config), "--json", str(out), *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
