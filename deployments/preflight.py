@@ -189,8 +189,9 @@ def _listening(host: str, port: int, remedy: str) -> socket.socket:
         # What is left of a server's connections keeps the port for a minute from who does not share it.
         with suppress(OSError):
             return shared_listener(host, port)
-    # Python's own text names the address once more.
-    why = reason.strerror if reason.errno is None else os.strerror(reason.errno)
+    # Python's own text names the address once more. Names that are not found have numbers below zero.
+    has_number = reason.errno is not None and reason.errno > 0
+    why = os.strerror(reason.errno or 0) if has_number else (reason.strerror or "").partition(" (while")[0]
     raise StartError(f"cannot listen on {host}:{port} ({why}); choose {remedy}") from None
 
 

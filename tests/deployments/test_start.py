@@ -70,6 +70,11 @@ def test_one_port_of_two_addresses_is_fine(free_port: int) -> None:
     preflight.check(changed(http={"port": free_port}, metrics={"port": free_port, "host": "127.0.0.2"}))
 
 
+def test_a_host_that_is_no_name_is_told() -> None:
+    with pytest.raises(preflight.StartError, match=r"cannot listen on not a host:1 \(.*[Nn]ame.*\)"):
+        preflight.check(changed(http={"port": 1, "host": "not a host"}))
+
+
 def test_what_a_server_left_behind_keeps_nobody_from_its_port() -> None:
     """Its connections are half closed for a minute, if clients do not close theirs."""
     listener = shared_listener("127.0.0.1", 0)
