@@ -35,17 +35,26 @@ console = Console()
 #: Stages run under this folder unless told otherwise; git ignores it.
 BUILD = Path(__file__).parent / "build"
 EVALUATION = WEIGHTS / "evaluation.json"
+CARD = Path(__file__).parent / "README.md"
 #: Where the checkout keeps the replay of drafters that `evaluate` cannot measure.
 REPLAY = Path(__file__).parents[1] / "docs" / "results" / "draft-replay.json"
 
 #: Of training, whose learning rate follows the share of them that is over.
 LEAST_MINUTES = 0.001
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: data, checkpoints, logs.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", file_okay=False, help="Folder of the run: data, checkpoints, logs.")
+]
 WeightsOption = Annotated[
     Path | None,
-    typer.Option("--weights", help="Folder the finished models are written to; `weights` in --out if unset."),
+    typer.Option(
+        "--weights",
+        file_okay=False,
+        help="Folder the finished models are written to; `weights` in --out if unset.",
+    ),
 ]
+TeachOption = Annotated[float, typer.Option(min=0.0, help="Minutes in which the target writes answers.")]
+ScoreOption = Annotated[float, typer.Option(min=0.0, help="Minutes in which the target reads corpus text.")]
 FiguresOption = Annotated[
     Path,
     typer.Option("--json", exists=True, dir_okay=False, help="Figures to which its own are added."),
@@ -58,11 +67,13 @@ def train(
         float, typer.Option(min=LEAST_MINUTES, help="Wall-clock minutes for the target.")
     ] = 65.0,
     drafter_minutes: Annotated[
-        float, typer.Option(min=LEAST_MINUTES, help="Wall-clock minutes for each drafter.")
+        float, typer.Option(min=LEAST_MINUTES, help="Minutes of processor time for each drafter.")
     ] = 6.5,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
-    processes: Annotated[int, typer.Option(help="Data-parallel processes, one thread each (CPU only).")] = 2,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Data-parallel processes, one thread each (CPU only).")
+    ] = 2,
     target_only: Annotated[
         bool, typer.Option("--target-only", help="Leave the drafters to `distill`.")
     ] = False,
@@ -93,16 +104,14 @@ def train(
 
 @app.command()
 def distill(
-    minutes: Annotated[
-        float, typer.Option(min=LEAST_MINUTES, help="Wall-clock minutes for each drafter.")
-    ] = 6.5,
-    teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 6.5,
-    score_minutes: Annotated[
-        float, typer.Option(help="Minutes in which the target reads corpus text.")
-    ] = 1.5,
+    minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes for each drafter.")] = 6.5,
+    teach_minutes: TeachOption = 6.5,
+    score_minutes: ScoreOption = 1.5,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
-    processes: Annotated[int, typer.Option(help="Processes, one drafter each at a time (CPU only).")] = 2,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes, one drafter each at a time (CPU only).")
+    ] = 2,
     shipped: Annotated[
         bool,
         typer.Option(
@@ -119,7 +128,6 @@ def distill(
     from zoo.progress import watching
 
     weights = weights or out / "weights"
-    _find_target(out, shipped=shipped)
     every = (*DRAFTERS, *OTHER_VOCABULARY)
     names = tuple(drafter) if drafter else every
     unknown = sorted(set(names) - set(every))
@@ -127,6 +135,7 @@ def distill(
         raise typer.BadParameter(
             f"no drafter {', '.join(unknown)}; there are {', '.join(every)}", param_hint="--drafter"
         )
+    _find_target(out, shipped=shipped)
     budgets = distillation.Minutes(teach_minutes, score_minutes, minutes)
     with watching(out, dict.fromkeys(names, minutes)):
         distillation.run(out, out, budgets, processes, names, WEIGHTS if shipped else None)
@@ -139,7 +148,8 @@ def distill(
 def heads(
     minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes of training.")] = 7.5,
     read_minutes: Annotated[
-        float, typer.Option(help="Minutes in which the target reads its answers, for each file of them.")
+        float,
+        typer.Option(min=0.0, help="Minutes in which the target reads its answers, for each file of them."),
     ] = 2.0,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
@@ -154,8 +164,11 @@ def heads(
 
     weights = weights or out / "weights"
     if not evaluate_only:
-        with console.status("training the heads"):
-            trained = training.run(out, out / TARGET / "model", out, minutes, read_minutes)
+        try:
+            with console.status("training the heads"):
+                trained = training.run(out, out / TARGET / "model", out, minutes, read_minutes)
+        except FileNotFoundError as error:  # there are no answers
+            raise typer.BadParameter(str(error), param_hint="--out") from None
         _publish_beside_target(trained, HEADS, out, weights)
     found = _measured("heads", heads_evaluate.measure, weights, json_file)
     console.print(card.heads_tables(found), markup=False, highlight=False)
@@ -166,7 +179,9 @@ def eagle(
     minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes of training.")] = 25.0,
     write_minutes: Annotated[
         float,
-        typer.Option(help="Minutes in which the target writes answers, in each process, if there are none."),
+        typer.Option(
+            min=0.0, help="Minutes in which the target writes answers, in each process, if there are none."
+        ),
     ] = 7.0,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
@@ -226,17 +241,17 @@ def prepare_data(out: OutOption = BUILD) -> None:
 
 @app.command()
 def pair(
-    data: Annotated[Path, typer.Option(help="Folder that `prepare` made.")] = BUILD,
-    out: Annotated[Path, typer.Option(help="Folder for models, logs and `pair.json`.")] = BUILD / "pair",
+    data: Annotated[Path, typer.Option(file_okay=False, help="Folder that `prepare` made.")] = BUILD,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for models, logs and `pair.json`.")
+    ] = BUILD / "pair",
     target: Annotated[str, typer.Option(help="Shape of the target.")] = LARGER_TARGET,
     drafter: Annotated[str, typer.Option(help="Shape of the drafter.")] = LARGER_DRAFTER,
     minutes: Annotated[
         float, typer.Option(min=LEAST_MINUTES, help="Minutes of the target's training.")
     ] = 3.0,
-    teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 0.9,
-    score_minutes: Annotated[
-        float, typer.Option(help="Minutes in which the target reads corpus text.")
-    ] = 0.25,
+    teach_minutes: TeachOption = 0.9,
+    score_minutes: ScoreOption = 0.25,
     drafter_minutes: Annotated[
         float, typer.Option(min=LEAST_MINUTES, help="Minutes of the drafter's training.")
     ] = 0.75,
@@ -262,9 +277,13 @@ def pair(
 
 @app.command()
 def evaluate(
-    weights: Annotated[Path, typer.Option(help="Folder of the models.")] = WEIGHTS,
+    weights: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Folder of the models.")
+    ] = WEIGHTS,
     limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain (default: all).")] = None,
-    json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = EVALUATION,
+    json_file: Annotated[
+        Path, typer.Option("--json", dir_okay=False, help="Where the figures go.")
+    ] = EVALUATION,
 ) -> None:
     """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
     from zoo import adapter_evaluate, card, eagle_evaluate, heads_evaluate
@@ -282,9 +301,12 @@ def evaluate(
 
 @app.command(name="card")
 def write_card(
-    json_file: Annotated[Path, typer.Option("--json", help="Figures written by `evaluate`.")] = EVALUATION,
-    card_file: Annotated[Path, typer.Option("--card", help="The Markdown file.")] = Path(__file__).parent
-    / "README.md",
+    json_file: Annotated[
+        Path, typer.Option("--json", exists=True, dir_okay=False, help="Figures written by `evaluate`.")
+    ] = EVALUATION,
+    card_file: Annotated[
+        Path, typer.Option("--card", exists=True, dir_okay=False, help="The Markdown file.")
+    ] = CARD,
     replay_file: Annotated[
         Path,
         typer.Option("--replay", help="Figures of `python -m benchmarks.draft_replay`; none if missing."),

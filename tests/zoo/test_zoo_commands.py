@@ -106,7 +106,21 @@ def test_what_is_trained_is_measured_on_its_target(
         ("pair", "--drafter-minutes", 0),
         ("heads", "--json", "nowhere.json"),
         ("adapter", "--minutes", 0),
+        ("train", "--processes", 0),
+        ("train", "--out", __file__),
+        ("distill", "--score-minutes", "nan"),
+        ("distill", "--shipped", "--drafter", "nobody"),
+        ("heads", "--read-minutes", -1),
+        ("heads", "--out", Path(__file__).parent),
+        ("pair", "--teach-minutes", "nan"),
+        ("prepare", "--out", __file__),
+        ("evaluate", "--weights", "nowhere"),
+        ("card", "--json", "nowhere.json"),
+        ("card", "--card", "nowhere.md"),
     ],
 )
-def test_what_could_only_fail_in_the_end_is_refused(arguments: tuple[object, ...]) -> None:
+def test_what_could_only_fail_in_the_end_is_refused(
+    arguments: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.prepare.prepare", lambda *given: pytest.fail("the corpus was read"))
     assert ran(*arguments)[0] == 2
