@@ -131,7 +131,7 @@ def serve(
     warmups: Annotated[int, typer.Option(min=0, help="Requests before measuring.")] = 2,
     seed: Seed = 0,
     api_key: ApiKey = None,
-    timeout: Annotated[float, typer.Option(help="Longest silence on a stream, in seconds.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Longest silence on a stream, in seconds.")] = 300.0,
     details: Annotated[bool, typer.Option(help="Put every request into the JSON file.")] = False,
     json_file: JsonFile = None,
 ) -> None:

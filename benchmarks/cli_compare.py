@@ -81,7 +81,9 @@ def compare(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     warmups: Annotated[int, typer.Option(min=1, help="Requests before each run, not measured.")] = 8,
     baseline_requests: Annotated[int, typer.Option(min=1, help="Per class, for the baseline latency.")] = 6,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request counts as failed.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which a request counts as failed.")
+    ] = 300.0,
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="Directory for plots.")] = None,
     seed: Seed = 0,
     json_file: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import random
 import signal
@@ -72,7 +73,7 @@ class KillOptions:
     logs: Path = Path("kills-logs")
 
     def __post_init__(self) -> None:
-        if self.every_s < 2 * _RESUME_BEFORE_S:
+        if not 2 * _RESUME_BEFORE_S <= self.every_s < math.inf:
             raise ValueError(f"--every {self.every_s:g} leaves no time to see anything; at least 4 s")
 
 

@@ -84,6 +84,8 @@ def test_a_model_that_the_family_lacks_is_told() -> None:
         (["--mix", "code"], "CLASS=SHARE"),
         (["--extra-body", "[1]"], "JSON object"),
         (["--arrivals", "poisson"], "--request-rate"),
+        (["--timeout", "nan"], "0.1"),
+        (["--timeout", "0"], "0.1"),
         (["--prompts", "/nowhere.jsonl"], "nowhere.jsonl"),
         (["--prompts", __file__], "test_commands.py: neither a JSON list nor JSON lines"),
     ],

@@ -120,8 +120,9 @@ def test_roles_that_do_not_exist_are_named() -> None:
     assert parse_roles("verifier, drafter") == ("verifier", "drafter")
     with pytest.raises(ValueError, match="only drafter, verifier"):
         parse_roles("verifier,router")
-    with pytest.raises(ValueError, match="at least 4 s"):
-        KillOptions(every_s=1.0)
+    for every_s in (1.0, float("nan")):
+        with pytest.raises(ValueError, match="at least 4 s"):
+            KillOptions(every_s=every_s)
 
 
 def test_of_a_configuration_file_it_is_recorded_what_that_says(tmp_path: Path) -> None:
