@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cluster.stalls import Signs
-from cluster.transport import BUSY_POLLING_S, frame, take_frames
+from cluster.transport import BUSY_POLLING_S, MAX_CALL_BYTES, frame, take_frames
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class StepClient:
     def _write(self, data: bytes) -> None:
         if self._connection.fileno() < 0:
             return
-        whole, sent = frame(data), 0
+        whole, sent = frame(data, MAX_CALL_BYTES), 0
         if not self._unsent:
             try:
                 sent = self._connection.send(whole)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 
 from cluster.core_affinity import KeptThread, usable_cores
-from cluster.transport import BUSY_POLLING_S, TOKEN_S
+from cluster.transport import BUSY_POLLING_S, MAX_CALL_BYTES, TOKEN_S
 from cluster.worker_lease import UNACKNOWLEDGED_S
 
 _LENGTH = struct.Struct(">I")
@@ -186,7 +186,7 @@ def _has_data(connection: socket.socket) -> bool:
     return bool(ready)
 
 
-def _read(connection: socket.socket, limit: int = 64 << 20, until: float | None = None) -> bytes:
+def _read(connection: socket.socket, limit: int = MAX_CALL_BYTES, until: float | None = None) -> bytes:
     (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size, until))
     if length > limit:
         raise ConnectionError(f"frame of {length} bytes")

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 #: Largest frame either side accepts. Steps stay below 100 kB; a submission holds at most one prompt.
 MAX_FRAME_BYTES = 64 << 20
+#: Largest call that a worker accepts of its cell. One may open all requests of a cell, each with half a megabyte
+#: of allowed tokens.
+MAX_CALL_BYTES = 1 << 30
 #: With `scheduler.busy_polling`, who expects a message looks for it so long after the one before.
 BUSY_POLLING_S = 0.1
 #: Who connects sends its token at once. Whoever has not sent all of it after so long is a stray: a port scan,
@@ -43,10 +46,11 @@ def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(frame(data))
 
 
-def frame(data: bytes) -> bytes:
+def frame(data: bytes, max_bytes: int | None = None) -> bytes:
     """`data` as one frame, to be sent in one piece. Raises `FrameTooLarge`."""
-    if len(data) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(f"frame of {len(data)} bytes, at most {MAX_FRAME_BYTES} are accepted")
+    most = MAX_FRAME_BYTES if max_bytes is None else max_bytes
+    if len(data) > most:
+        raise FrameTooLarge(f"frame of {len(data)} bytes, at most {most} are accepted")
     return _LENGTH.pack(len(data)) + data
 
 
