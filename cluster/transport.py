@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 #: Largest frame either side accepts. Steps stay below 100 kB; a submission holds at most one prompt.
 MAX_FRAME_BYTES = 64 << 20
-#: Largest call that a worker accepts of its cell. One may open all requests of a cell, each with half a megabyte
-#: of allowed tokens.
+#: Largest call that a worker accepts of its cell. One may open all requests of a cell, each with half a
+#: megabyte of allowed tokens.
 MAX_CALL_BYTES = 1 << 30
 #: With `scheduler.busy_polling`, who expects a message looks for it so long after the one before.
 BUSY_POLLING_S = 0.1
