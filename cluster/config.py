@@ -246,7 +246,9 @@ class SchedulerConfig(StrictModel):
         "one is prefilled by itself.",
     )
     ageing_ms: float = Field(
-        default=30000.0, gt=0, description="`flotilla` passes nobody over who has waited so long."
+        default=30000.0,
+        gt=0,
+        description="Waiting so long lifts a request by a priority level in `flotilla`.",
     )
     micro_batches: Annotated[int, Field(ge=1, le=8)] | Literal["auto", "spin"] = Field(
         default=1,

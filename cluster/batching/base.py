@@ -25,7 +25,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         max_running: requests that may run at once.
         chunk_tokens: most prompt tokens of a verify call, for rules that cut prompts into chunks.
         whole_tokens: the same for rules that prefill prompts whole; the first may exceed it by itself.
-        ageing_s: a request that has waited so long is not passed over any more.
+        ageing_s: waiting so long lifts a request by one priority level, in a rule that lets requests age.
         free_slots: KV slots available to the next call.
         step_s: recent seconds of one whole iteration.
         beside_s: recent seconds of an iteration outside the target's forward (drafting, messages).
