@@ -1,1 +1,1 @@
-"""Who proposes: model drafters and prompt lookup behind one small protocol."""
+"""Who proposes: models, lookups, EAGLE and decoding heads behind one small protocol."""
