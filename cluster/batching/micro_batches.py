@@ -207,7 +207,8 @@ class MicroBatches:
         before, self._verified_at = self._verified_at, now
         if began >= now or began < self._undisturbed_since:
             return None
-        drafted = draft_s > 0.0 or (sent.was_ahead and sent.drafted)
+        # Drafters may find nothing, and what was proposed beside the target takes its drafts no time.
+        drafted = sent.drafted or draft_s > 0.0
         slot_s = now - max(began, before)
         iteration = Iteration(now - began, draft_s, slot_s, drafted, sent.was_ahead)
         if not sent.prefilling:

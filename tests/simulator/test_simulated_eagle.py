@@ -104,6 +104,19 @@ def test_the_target_waits_for_nobody() -> None:
     assert ahead.all.accepted_per_step > 2.0
 
 
+def test_what_steps_with_drafts_take_is_learnt_of_them() -> None:
+    """Their drafts, which are there at once, kept them from being known as such: nothing was learnt."""
+    trips = Trips(verify_s=2e-3, verify_request_s=1e-3, plain_request_s=0.0)
+    profile = small_profile(drafters={}, eagle=LAYER, trips=trips)
+    options = Options(jitter=0.0)
+    cell = Cell(profile, systems.parse("fixed-2", replace(AHEAD, async_scheduling=False)), options)
+    for number in range(8):
+        cell.submit(one_request(number, 200))
+    cell.run()
+    true_s = trips.call_s(8, drafted=True) + LAYER.host_s + 8 * LAYER.host_request_s
+    assert cell.core.planner.overhead.drafted_s(8) == pytest.approx(true_s, rel=0.1)
+
+
 def test_a_seed_fixes_the_run() -> None:
     profile, requests = small_profile(drafters={}, eagle=LAYER), some_requests(count=16)
     runs = [simulate(profile, systems.parse("flotilla", AHEAD), requests) for _ in range(2)]
