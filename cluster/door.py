@@ -167,7 +167,10 @@ class Door:
         schedule = self._schedule(submit, terms, cell, now, is_promised=is_promised)
         drafts, busy_s = bool(cell.pool.drafters), cell.verify_calls.left_s(now)
         running = cell.running.values()
-        predicted = self.forecast.predict(submit, running, schedule, drafts=drafts, busy_s=busy_s)
+        num_sent = sum(map(cell.verify_calls.num_reading, running))
+        predicted = self.forecast.predict(
+            submit, running, schedule, drafts=drafts, busy_s=busy_s, num_sent=num_sent
+        )
         return predicted.later(submit.waited_s) if submit.waited_s else predicted
 
     def _schedule(

@@ -290,6 +290,7 @@ class Forecast:
         after_s: float = 0.0,
         more: int = 0,
         prompts_s: float = 0.0,
+        num_sent: int = 0,
     ) -> Prediction:
         """Latencies of the request if it comes `after_s` from now, and `more` others have come by then.
 
@@ -301,6 +302,7 @@ class Forecast:
             busy_s: seconds until the target is done with the step under way.
             after_s, more: see above.
             prompts_s: seconds of prompts that would be computed before its own then.
+            num_sent: tokens of prompts in the step under way, so that `busy_s` counts them.
         """
         num_others = schedule.num_left(after_s) + more
         queue_s = max(0.0, schedule.start_s - after_s)
@@ -314,7 +316,8 @@ class Forecast:
         num_beside = min(num_others, len(running))
         if queue_s == 0.0 and after_s == 0.0:
             prefilling = [request for request in running if request.state in PREFILL]
-            num_tokens += sum(request.num_tokens - request.num_computed for request in prefilling)
+            left = sum(request.num_tokens - request.num_computed for request in prefilling)
+            num_tokens += max(0, left - num_sent)
             num_beside -= len(prefilling)
             queue_s = busy_s
         ttft_s = max(queue_s, prompts_s) + self.prefill_s(num_tokens, max(0, num_beside))

@@ -77,6 +77,11 @@ class VerifyCalls:
         first_s = max(0.0, calls[0].sent_at + calls[0].predicted_s - now)
         return first_s + sum([call.predicted_s for call in calls[1:]])
 
+    def num_reading(self, request: Request) -> int:
+        """Tokens of the request's prompt in calls that are not answered, at most."""
+        calls = self._sent.values()
+        return sum([call.prefilling.get(request.request_id, 0) for call in calls if call.has(request)])
+
     def release(self, request: Request, *, has_ended: bool = False) -> None:
         """The target may forget the request.
 

@@ -69,6 +69,16 @@ def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float
     assert error("e2e_ms") < e2e_error
 
 
+@pytest.mark.parametrize("num_prompt", [100, 400, 1200])
+def test_a_prompt_in_the_step_under_way_is_waited_for_once(num_prompt: int) -> None:
+    """It counted as what the step had left, and as a prompt to be computed before the newcomer's."""
+    requests = [replace(one_request(number), num_prompt=num_prompt) for number in range(2)]
+    receipts = served(systems.parse("sarathi"), requests)
+    predicted, ttft_ms = receipts[1].predicted, receipts[1].ttft_ms
+    assert predicted is not None
+    assert predicted.ttft_ms == pytest.approx(ttft_ms, rel=0.12)
+
+
 def burst(seed: int) -> Watched:
     """A cell that met a burst without objectives, and 40 requests refused rather than served late."""
     cell = Watched(systems.parse("flotilla"), returns=True)
