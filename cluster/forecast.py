@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
+from cluster.first_chunks import FirstChunks
 from cluster.load_pace import LoadPace
 from cluster.passing import NOBODY_PASSES, Passing
 from cluster.requests import PREFILL, Request
@@ -62,11 +63,13 @@ class Forecast:
         cost: forward-time model of the target.
         chunk_tokens: most prompt tokens of a step.
         max_running: requests that may run at once.
+        first_chunks: what passes before a newcomer's prompt is begun.
     """
 
     cost: CostModel
     chunk_tokens: int
     max_running: int
+    first_chunks: FirstChunks = field(default_factory=FirstChunks)
     _paces: dict[int, LoadPace] = field(default_factory=dict)
     _answered_at: float | None = None
     _output_share: RunningMean = field(default_factory=lambda: RunningMean(FIRST_SHARE))
@@ -319,7 +322,7 @@ class Forecast:
             left = sum(request.num_tokens - request.num_computed for request in prefilling)
             num_tokens += max(0, left - num_sent)
             num_beside -= len(prefilling)
-            queue_s = busy_s
+            queue_s = busy_s + self.first_chunks.wait_s(num_beside)
         ttft_s = max(queue_s, prompts_s) + self.prefill_s(num_tokens, max(0, num_beside))
         num_after = max(0, submit.num_reckoned - 1 - len(submit.output))
         return Prediction(

@@ -44,6 +44,7 @@ class Learning:
         """
         planner = self.planned_ahead.planner
         planner.totals.count_step(result, sent)
+        self.forecast.first_chunks.verified(result, sent, running.values())
         self.forecast.verified(result, running.values(), now)
         self.cost.observe_call(sent.parts, result.forward_seconds)
         self.pace.verified(result, sent.trees, requests)

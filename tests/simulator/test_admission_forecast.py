@@ -55,7 +55,7 @@ def configured(**changes: object) -> System:
 
 @pytest.mark.parametrize(
     ("rate", "ttft_error", "tpot_error", "e2e_error"),
-    [pytest.param(4.0, 0.35, 0.25, 0.25, marks=pytest.mark.thorough), (20.0, 1.0, 0.6, 0.5)],
+    [pytest.param(4.0, 0.2, 0.25, 0.25, marks=pytest.mark.thorough), (20.0, 0.4, 0.6, 0.5)],
 )
 def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float, e2e_error: float) -> None:
     """Median relative errors, lightly loaded and behind a queue of seconds; docs/objectives.md has them."""
@@ -67,6 +67,13 @@ def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float
     assert error("ttft_ms") < ttft_error
     assert error("tpot_ms") < tpot_error
     assert error("e2e_ms") < e2e_error
+
+
+def test_drafts_of_others_are_waited_for_before_a_prompt_is_begun() -> None:
+    """First tokens came a tenth later than predicted, the sum over a light load."""
+    receipts = served(systems.parse("flotilla"), mix(80, 6.0))[20:]
+    predicted_ms = sum(r.predicted.ttft_ms for r in receipts if r.predicted is not None)
+    assert predicted_ms == pytest.approx(sum(r.ttft_ms or 0.0 for r in receipts), rel=0.06)
 
 
 @pytest.mark.parametrize("num_prompt", [100, 400, 1200])
