@@ -87,7 +87,7 @@ _smartspec11 = Figure(
     metrics=(SPEEDUP, "throughput"),
     claims=(
         Claim("smartspec is never below autoregressive (2 %)", "never", "never below", SPEEDUP,
-              ("smartspec",), limit=0.98, why="Not explained"),
+              ("smartspec",), limit=0.98),
         Claim("smartspec is never worse than a fixed length (5 %)", "never", "within", SPEEDUP,
               ("smartspec",), _FIXED, limit=0.05),
         Claim("up to 3.2 times lower latency than autoregressive", "3.2x", "gain", SPEEDUP,
