@@ -316,8 +316,7 @@ class CellClients:
                 break
         else:
             return
-        request = pending.request
-        loads = [connection.load() for connection in candidates.values()]
+        request, loads = pending.request, [connection.load() for connection in candidates.values()]
         connection = candidates[self._router.choose(request, loads)]
         message = pending.next_life(connection.member.id)
         if pending.sent > 1:
@@ -325,8 +324,9 @@ class CellClients:
         if message is None:
             return
         if len(there) > 1 or self._source.poll_s is not None:
-            self._router.placed(request, connection.load())
-            connection.note_sent(len(request.prompt) + len(pending.output), is_behind=pending.is_behind)
+            shared = self._router.placed(request, connection.load())
+            to_read = len(request.prompt) - shared + len(pending.output)
+            connection.note_sent(to_read, is_behind=pending.is_behind)
         connection.send(message)
         if pending.is_cancelled:
             self._cancel(pending)

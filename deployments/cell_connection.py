@@ -76,7 +76,7 @@ class CellConnection:
             write_frame(self._writer, wire.encode(message))
 
     def note_sent(self, num_tokens: int, *, is_behind: bool) -> None:
-        """A request of so many tokens went there, of the background or not."""
+        """A request went there of which so many tokens are to be read, of the background or not."""
         self._sent.append((asyncio.get_running_loop().time(), num_tokens, is_behind))
 
     def load(self) -> CellLoad:

@@ -52,7 +52,7 @@ class CellLoad:
     def of(cls, member: Member, sent: int = 0, sent_tokens: int = 0, sent_behind: int = 0) -> CellLoad:
         """What a cell reported, with `sent` requests that it may not have counted.
 
-        They have `sent_tokens` tokens, of which `sent_behind` are the background's.
+        It has `sent_tokens` tokens of them to read, of which `sent_behind` are the background's.
         """
         stats = member.stats
         per_token_s, queue_s = stats.get("prefill_s_per_token", 0.0), stats.get("queue_s", 0.0)
@@ -113,10 +113,12 @@ class CellRouter:
         drawn = sorted(alike, key=lambda outlook: _draw(request.request_id, outlook.load.cell))[:2]
         return min(drawn, key=lambda outlook: outlook.load.requests).load.cell
 
-    def placed(self, request: Submit, load: CellLoad) -> None:
-        """The request went there: its prompt will be in the cell's prefix cache."""
+    def placed(self, request: Submit, load: CellLoad) -> int:
+        """The request went there: its prompt will be in the cell's prefix cache; tokens that are already."""
         seen = self._seen.setdefault(load.cell, OrderedDict())
-        for block in block_hashes(request):
+        blocks = list(block_hashes(request))
+        num_shared = self._num_shared(blocks, load.cell)
+        for block in blocks:
             seen[block] = None
             seen.move_to_end(block)
         most = MAX_REMEMBERED
@@ -124,6 +126,7 @@ class CellRouter:
             most = min(most, int(load.kv_slots) // BLOCK_TOKENS)
         while len(seen) > most:
             seen.popitem(last=False)
+        return num_shared
 
     def forget(self, cell: str) -> None:
         """The cell is gone, and its prefix cache with it."""

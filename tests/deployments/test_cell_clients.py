@@ -167,6 +167,22 @@ async def test_a_full_cell_is_asked_once_also_while_another_starts_or_goes(
         assert len(one.submissions) == before + 1
 
 
+async def test_requests_that_follow_each_other_stay_with_the_prompt_they_share(
+    clients: CellClients, listed: Listed
+) -> None:
+    """What was sent lately counted as if the cell had all of it to read, also what it had read before."""
+    stand_ins = [listed.add(name) for name in ("one", "two", "three")]
+    listed.prefill_s_per_token = 1e-3
+    await connected(clients, 3)
+    shared = list(range(640))
+    for number in range(8):
+        request = msgspec.structs.replace(submission(1), prompt=[*shared, number])
+        assert await tokens_of(clients, request) == [0]
+        if number == 0:  # till its report counts what the first request has it read
+            await asyncio.sleep(0.6)
+    assert sorted(len(stand_in.submissions) for stand_in in stand_ins) == [0, 0, 8]
+
+
 async def test_a_cell_that_is_added_relieves_the_queues_of_others(
     clients: CellClients, listed: Listed
 ) -> None:

@@ -83,7 +83,7 @@ def test_without_objectives_nobody_waits_a_step_longer_than_need_be(loads: list[
 def test_a_prefix_counts_with_the_prefill_it_saves() -> None:
     router, prompt = CellRouter(), list(range(10 * BLOCK_TOKENS))
     near, far = load("near"), load("far")
-    router.placed(submission(prompt=prompt), near)
+    assert router.placed(submission(prompt=prompt), near) == 0
     follow_up = submission("next", prompt=[*prompt, 7, 8, 9])
     assert router.num_shared(follow_up, "near") == 160
     assert router.choose(follow_up, [near, far]) == "near"
@@ -92,6 +92,7 @@ def test_a_prefix_counts_with_the_prefill_it_saves() -> None:
     assert router.choose(follow_up, [replace(near, queue_s=saved_s + 2 * STEP_S), far]) == "far"
     other = submission("other", prompt=[1, *prompt])
     assert router.num_shared(other, "near") == 0
+    assert router.placed(follow_up, near) == 160
     router.forget("near")
     assert router.num_shared(follow_up, "near") == 0
 

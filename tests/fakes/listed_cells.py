@@ -28,6 +28,7 @@ class Listed:
         self.states: dict[str, State] = {}
         self.queues: dict[str, float] = {}
         self.backlogs: dict[str, float] = {}
+        self.prefill_s_per_token = 0.0
 
     async def cells(self) -> Sequence[Member]:
         found = []
@@ -37,6 +38,7 @@ class Listed:
             queue_s = self.queues.get(name, 0.0)
             stats = {"running": float(len(stand_in._tasks)), "queue_s": queue_s}
             stats["background_queue_s"] = queue_s + self.backlogs.get(name, 0.0)
+            stats["prefill_s_per_token"] = self.prefill_s_per_token
             found.append(
                 Member(
                     kind="cell",
