@@ -170,6 +170,17 @@ def plan_cell(config: FlotillaConfig) -> Plan:
     return _finished(plan)
 
 
+def reserved_cpus(config: FlotillaConfig) -> float:
+    """CPUs that all cells and front ends reserve, with those that take their places in a rollout."""
+    scaling = config.scaling
+    of_cell = config.target.tensor_parallel * config.target.placement.num_cpus
+    of_cell += sum(drafter.replicas * drafter.placement.num_cpus for drafter in config.drafters)
+    of_cell += scaling.cells.placement.num_cpus
+    front_ends = scaling.front_ends.max or config.http.front_ends
+    # Who comes is there before who goes.
+    return 2 * (of_cell * scaling.cells.max + front_ends * scaling.front_ends.placement.num_cpus)
+
+
 def plan_added(name: str, config: DrafterConfig, target_node: str, nodes: Sequence[str]) -> Plan:
     """What is reserved for one instance added while the cell serves; Ray's groups cannot grow.
 

@@ -35,7 +35,7 @@ from cluster.http_config import HttpConfig
 from cluster.log_files import session_directory, shown_logs
 from cluster.mirrored_log import ShownLog
 from cluster.model_paths import model_directory
-from cluster.placement import lacks, plan_cell
+from cluster.placement import lacks, plan_cell, reserved_cpus
 from cluster.priority import use_ordinary_priority
 from cluster.process_environment import take_on
 from deployments import preflight
@@ -281,15 +281,11 @@ def _start_ray(config: FlotillaConfig) -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(**options)
         return
-    # Reservations are about placement on a cluster; on one machine they must not keep it from starting.
-    reserved = config.target.tensor_parallel * config.target.placement.num_cpus
-    reserved += sum(drafter.replicas * drafter.placement.num_cpus for drafter in config.drafters)
-    reserved = (reserved + config.scaling.cells.placement.num_cpus) * config.scaling.cells.max
-    front_ends = config.scaling.front_ends.max or config.http.front_ends
-    reserved += front_ends * config.scaling.front_ends.placement.num_cpus
     with _whole_or_not_at_all():
         ray.init(
-            num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
+            # Reservations are about placement on a cluster; on one machine they must keep it neither from
+            # starting nor from a rollout.
+            num_cpus=max(os.cpu_count() or 1, math.ceil(reserved_cpus(config))),
             include_dashboard=False,
             # Messages travel over TCP; the object store holds next to nothing.
             object_store_memory=200 << 20,

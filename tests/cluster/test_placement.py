@@ -20,6 +20,7 @@ from cluster.placement import (
     plan_added,
     plan_cell,
     rank_name,
+    reserved_cpus,
     shortage,
 )
 
@@ -207,3 +208,16 @@ def test_it_is_said_which_labels_are_missing() -> None:
     message = shortage(plan, [node(CPU=4.0)])
     assert "a node with role=drafter for d0" in message
     assert "1 node, none of them labelled" in message
+
+
+def test_on_one_machine_new_cells_and_front_ends_find_cpus_beside_those_they_replace() -> None:
+    """There were as many as one set reserves: new cells waited for CPUs, and a rollout did not end."""
+    config = cell({"num_cpus": 1}, {"num_cpus": 0.5, "replicas": 2}, ranks=2)
+    assert reserved_cpus(config) == 2 * 3
+    raw = config.model_dump() | {
+        "scaling": {
+            "cells": {"max": 3, "placement": {"num_cpus": 1}},
+            "front_ends": {"max": 4, "placement": {"num_cpus": 0.25}},
+        }
+    }
+    assert reserved_cpus(FlotillaConfig.model_validate(raw)) == 2 * (3 * (3 + 1) + 1)
