@@ -25,6 +25,7 @@ from cluster.process_environment import take_on
 from cluster.served_target import served_target
 from deployments.admin_api import Instances
 from deployments.api_service import ApiService
+from deployments.arriving import cells_serve
 from deployments.authentication import Authenticator
 from deployments.cell_client import Endpoint
 from deployments.console import ConsoleState
@@ -148,7 +149,7 @@ class FrontEnd(GrpcReplica):
         self._id = serve.get_replica_context().replica_id.unique_id
         self._identity = identity()
         self._services: list[ApiService] = []
-        self._is_draining = False
+        self._is_starting, self._is_draining = True, False
         self._server: uvicorn.Server | None = None
         log_to_files(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
@@ -169,11 +170,6 @@ class FrontEnd(GrpcReplica):
             _log.warning("%s", warning, extra=IS_SHOWN)
         self._gatherer = Gatherer(self._metrics, lambda: self._directory.members)
         self._service = self._make_service()
-        if self._config.http.direct:
-            self._listen()
-        self._listen_grpc()
-        if self._config.metrics.port is not None:
-            serve_metrics(self._gatherer, self._config.metrics.host, self._config.metrics.port)
 
     def member(self) -> Member:
         """The front end as the directory shall know it."""
@@ -184,7 +180,7 @@ class FrontEnd(GrpcReplica):
             node=get_node_ip_address(),
             metrics_url=self._metric_server.url,
             stats={"streams": float(streams)},
-            state="draining" if self._is_draining else "ready",
+            state="draining" if self._is_draining else "starting" if self._is_starting else "ready",
             details=self._identity,
         )
 
@@ -317,7 +313,14 @@ class FrontEnd(GrpcReplica):
         if (grpc := getattr(self, "_grpc", None)) is not None:
             await grpc.drain(timeout_s)
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Ray Serve after the constructor."""
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve after the constructor; the front end counts as there once it has returned."""
+        await cells_serve(self._directory, self._id, served_target(self._config.target))
+        if self._config.http.direct:
+            self._listen()
+        self._listen_grpc()
+        if self._config.metrics.port is not None:
+            serve_metrics(self._gatherer, self._config.metrics.host, self._config.metrics.port)
+        self._is_starting = False
         # Serve's proxy sends the header itself, with the id it also passes in.
         return self._make_app(self._service, sends_request_id=False)
