@@ -72,8 +72,16 @@ class Progress:
 
     @property
     def has_failed(self) -> bool:
-        """Whether Ray Serve gave up; who served before still does."""
+        """Whether Ray Serve gave up; who served before still does, and is not replaced when lost."""
         return self.status in ("DEPLOY_FAILED", "UNHEALTHY")
+
+    @property
+    def failure(self) -> str:
+        """What that means, and why, for people."""
+        return (
+            "Ray Serve gave up. What served before still does, but is not replaced if it is lost: roll out "
+            f"the former file. {self.message}"
+        )
 
     def summary(self) -> str:
         """A line for people."""

@@ -62,7 +62,7 @@ def rollout(
                 shown = progress.summary()
                 typer.echo(shown)
             if progress.has_failed:
-                fail(f"Ray Serve gave up; what served before still does: {progress.message}")
+                fail(progress.failure)
     except RolloutError as error:
         fail(str(error))
     finally:

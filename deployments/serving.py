@@ -131,7 +131,7 @@ def _roll_out(
             if is_superseded():
                 console.print("rollout: another one is asked for", markup=False, highlight=False)
                 return
-            line = f"failed: {progress.message}" if progress.has_failed else progress.summary()
+            line = progress.failure if progress.has_failed else progress.summary()
             if line != shown:
                 console.print(f"rollout: {line}", markup=False, highlight=False)
             shown = line

@@ -200,6 +200,18 @@ def test_a_server_whose_rollout_does_not_come_to_its_end_hears_of_another(
     assert "another one is asked for" in console.export_text()
 
 
+def test_a_server_whose_new_cells_cannot_start_says_that_the_former_file_is_to_be_rolled_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray Serve makes nothing of the old version anew: a cell that was lost later stayed away."""
+    failed = Progress("DEPLOY_FAILED", "the cell could not start", (), frozenset())
+    monkeypatch.setattr("deployments.rollout.begin", lambda _: iter([failed]))
+    console = Console(record=True, file=io.StringIO(), width=1000)
+    serving._roll_out(lambda: RUNNING, console, lambda: False)
+    told = console.export_text()
+    assert "not replaced if it is lost: roll out the former file. the cell could not start" in told
+
+
 def test_a_signal_while_models_load_is_for_later_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of who writes the configuration and tells the server, whatever it is doing."""
     rolled_out = []
