@@ -22,20 +22,21 @@ from cluster.stream_messages import (
 )
 from deployments.cancelled_everywhere import CancelledEverywhere
 from deployments.cell_connection import ATTEMPT_TIMEOUT_S, CellConnection
-from deployments.cell_router import CellRouter
+from deployments.cell_router import CellRouter, uneven
 from deployments.pending_requests import PASSING, PASSING_IF_PROMISED, CellLost, Pending, RequestRejected
 
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_REFUSED_PAUSE_S = 0.1
+# Who waits for a place asks again so often, or more of them, as when a cell was lost, in turn: to refuse one
+# takes a full cell up to a millisecond.
+_REFUSED_PAUSE_S, _ASK_PAUSE_S = 0.1, 0.02
 # A directory that has just been replaced may have heard of the starting cells only: a request waits so long
 # for one that serves. After that all are starting, and the client should know.
 _UNHEARD_S = 20 * REPORT_INTERVAL_S
-# Queues are evened out so often, and only where the difference is worth the moving.
+# Queues are evened out so often.
 _RELIEVE_PAUSE_S = 1.0
-_RELIEVE_ABOVE_S = 0.5
 
 
 class CellSource(Protocol):
@@ -230,7 +231,10 @@ class CellClients:
         for member in members:
             connection = self._connections.get(member.id)
             if connection is not None:
+                begins = member.state == "ready" != connection.member.state
                 connection.member, connection.missing_since = member, None
+                if begins and connection.is_open:
+                    self._opened(connection)
             elif self._pauses.get(member.id, (0.0, 0.0))[0] <= now:
                 self._connections[member.id] = CellConnection(
                     member, self._opened, self._dispatch, self._lost, self._silent_s
@@ -253,25 +257,18 @@ class CellClients:
         if now < self._relieve_at:
             return
         self._relieve_at = now + _RELIEVE_PAUSE_S
-        loads = [
-            one.load() for one in self._connections.values() if one.is_open and one.member.state == "ready"
-        ]
-        if len(loads) < 2:
-            return
+        there = [one for one in self._connections.values() if one.is_open and one.member.state == "ready"]
+        loads = [connection.load() for connection in there]
         for is_behind in (False, True):
-            delays_s = {load.cell: load.delay_s(is_behind=is_behind) for load in loads}
-            longest = max(delays_s, key=delays_s.__getitem__)
-            longest_s, shortest_s = delays_s[longest], min(delays_s.values())
-            if longest_s < _RELIEVE_ABOVE_S + 2 * shortest_s:
-                continue
-            queued = [one for one in self._pending.values() if one.waits_at(longest, is_behind=is_behind)]
-            share = (longest_s - shortest_s) / longest_s / len(loads)
+            cell, share = uneven(loads, is_behind=is_behind)
+            queued = [one for one in self._pending.values() if one.waits_at(cell, is_behind=is_behind)]
             for pending in reversed(queued[len(queued) - int(share * len(queued)) :]):
                 self._cancel(pending, is_moved=True)
                 pending.withdrawn()
                 self._place(pending)
 
     def _opened(self, connection: CellConnection) -> None:
+        """A cell is connected, or serves now: those that have none are sent there."""
         self._unreached_since = None
         self._changed.set()
         for pending in list(self._pending.values()):
@@ -378,7 +375,9 @@ class CellClients:
         elif rejected.code == "not_ready" and cell.state == "starting" and self._source.poll_s is not None:
             patience_s = _UNHEARD_S
         if loop.time() - pending.refused_at < patience_s:
-            loop.call_later(_REFUSED_PAUSE_S, self._place_again, pending)
+            num_waiting = sum(not one.cell for one in self._pending.values())
+            pause_s = max(_REFUSED_PAUSE_S, _ASK_PAUSE_S * num_waiting)
+            loop.call_later(pause_s, self._place_again, pending)
         else:
             self.num_rejected[rejected.code, pending.request.tier] += 1
             self._fail(pending, RequestRejected(rejected))

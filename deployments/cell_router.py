@@ -22,6 +22,8 @@ MAX_REMEMBERED = 32_768
 _COUNTS = ("running", "waiting", "background_running", "background_waiting")
 #: By how much predicted misses may differ, as a share of the objective, to count as the same.
 _ALIKE_MISS = 0.01
+# By how much more than twice the shortest the longest queue must take, to be worth the moving.
+_UNEVEN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,18 @@ class CellRouter:
             left = request.sampling.max_tokens - len(request.output) - 1
             miss += _miss(ttft_s + max(0, left) * load.tpot_s, objective.e2e_ms)
         return _Outlook(load, miss, ttft_s)
+
+
+def uneven(cells: Sequence[CellLoad], *, is_behind: bool) -> tuple[str, float]:
+    """The cell with the longest queue, and what share of that is to leave, 0 where others are much alike."""
+    if len(cells) < 2:
+        return "", 0.0
+    delays_s = {load.cell: load.delay_s(is_behind=is_behind) for load in cells}
+    longest = max(delays_s, key=delays_s.__getitem__)
+    longest_s, shortest_s = delays_s[longest], min(delays_s.values())
+    if longest_s < _UNEVEN_S + 2 * shortest_s:
+        return longest, 0.0
+    return longest, (longest_s - shortest_s) / longest_s / len(cells)
 
 
 def block_hashes(request: Submit) -> Iterator[int]:

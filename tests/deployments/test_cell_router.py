@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.members import Member
 from cluster.stream_messages import Objective, Submit
-from deployments.cell_router import BLOCK_TOKENS, CellLoad, CellRouter
+from deployments.cell_router import BLOCK_TOKENS, CellLoad, CellRouter, uneven
 from engine.sampling_params import SamplingParams
 
 STEP_S = 0.01
@@ -140,6 +140,14 @@ def test_what_is_remembered_is_bounded_by_what_the_cell_can_hold() -> None:
     assert router.num_remembered == 50
     assert router.num_shared(submission(prompt=[99] * 2 * BLOCK_TOKENS), "cell") == 2 * BLOCK_TOKENS
     assert router.num_shared(submission(prompt=[0] * 2 * BLOCK_TOKENS), "cell") == 0
+
+
+def test_the_longest_queue_is_shared_out_where_that_is_worth_the_moving() -> None:
+    long, short = load("long", queue_s=4.0, background_queue_s=8.0), load("short", queue_s=1.0)
+    assert uneven([short, long], is_behind=False) == ("long", pytest.approx(0.75 / 2))
+    assert uneven([long, short], is_behind=True) == ("long", 0.5)
+    assert uneven([long], is_behind=False)[1] == uneven([], is_behind=False)[1] == 0.0
+    assert uneven([load("long", queue_s=2.4), short], is_behind=False)[1] == 0.0
 
 
 def test_no_cell_is_an_error() -> None:
