@@ -74,7 +74,8 @@ def serve(
                 )
             except typer.Exit:  # what is wrong has been said
                 raise preflight.StartError("nothing is changed") from None
-            preflight.check(wanted, listens=False)
+            for warning in preflight.check(wanted, listens=False):
+                typer.echo(f"warning: {warning}", err=True)
             return wanted
 
         serving.run(settings, reload=reload)

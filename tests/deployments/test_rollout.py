@@ -180,6 +180,22 @@ def test_a_server_that_reads_a_wrong_file_again_says_that_nothing_changes(
     assert "policy.nmae: there is no such field" in capsys.readouterr().err
 
 
+def test_a_server_that_reads_its_file_again_warns_of_it_as_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing would be drafted from then on, and nobody would know why."""
+    path = tmp_path / "cell.yaml"
+    path.write_text("target: {path: zoo:target-8x384}\nhttp: {port: 0}\n")
+
+    def run(_: FlotillaConfig, reload: Callable[[], FlotillaConfig]) -> None:
+        path.write_text(f"{path.read_text()}selector: {{name: fixed, drafters: [gone]}}\n")
+        assert reload().selector.drafters == ("gone",)
+
+    monkeypatch.setattr(serving, "run", run)
+    cli.serve(path)
+    assert "warning: selector.drafters names gone, but" in capsys.readouterr().err
+
+
 def test_a_server_whose_rollout_does_not_come_to_its_end_hears_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
