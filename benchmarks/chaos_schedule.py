@@ -117,7 +117,7 @@ class Settings:
             return drawn
         # Only so are drafts planned, and calls held back, ahead of answers.
         policy = "fixed" if seed % 2 else "flotilla"
-        return replace(drawn, policy=policy, drafters=("heads",), micro_batches=1)
+        return replace(drawn, policy=policy, selector="flotilla", drafters=("heads",), micro_batches=1)
 
 
 @dataclass(frozen=True)
