@@ -266,7 +266,7 @@ class SchedulerCore:
             self.totals.cached_prompt_tokens += take_progress(request, progress, following)
             if progress.verdict is not None:
                 self._commit(request, progress.verdict, now)
-        for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.awaits(r)]:
+        for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.lacks(r)]:
             self._preempt(request, lost=True)
         answered = [r for i in result.deferred if (r := self.requests.get(i)) and sent.awaits(r)]
         # Those in the call sent ahead go on with that, also if this one had no slots for them.

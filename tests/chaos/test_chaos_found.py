@@ -245,3 +245,10 @@ def test_a_step_planned_ahead_may_name_who_has_all_its_tokens(seed: int) -> None
     """The call before brings the last of them; the search's target refused what the real one passes over."""
     _, failure = chaos.attempt(drawn(seed))
     assert failure is None, failure.message
+
+
+@pytest.mark.parametrize("seed", [2749, 15041])
+def test_who_is_forgotten_where_nobody_waits_for_the_answer_is_told_anew(seed: int) -> None:
+    """A prompt of which more was cached than was thought ends before a chunk of it that was sent ahead."""
+    _, failure = chaos.attempt(drawn(seed))
+    assert failure is None, failure.message
