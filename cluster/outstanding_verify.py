@@ -94,6 +94,6 @@ class OutstandingVerify:
         """Whether the target, which says that it does not know the request, is to be told of it anew.
 
         Also where nobody waits for this call: its chunk may have come after the end of a prompt of which more
-        was cached than was thought. One of which nothing is computed waits for slots, and is told anew anyway.
+        was cached than was thought. One of which nothing is computed waits for slots, and is told anyway.
         """
         return self.awaits(request) or (request.num_computed > 0 and self.has(request))
