@@ -100,6 +100,14 @@ class Plan:
     strategy: Strategy = "PACK"
     bundles: list[Bundle] = field(default_factory=list)
 
+    def resources(self) -> Resources:
+        """Of all bundles together."""
+        wanted: Resources = {}
+        for bundle in self.bundles:
+            for resource, amount in bundle.resources.items():
+                wanted[resource] = wanted.get(resource, 0.0) + amount
+        return wanted
+
     def seat_of(self, name: str) -> int | None:
         """Index of the worker's bundle; None if it needs none."""
         for index, bundle in enumerate(self.bundles):
@@ -212,10 +220,7 @@ def shortage(plan: Plan, nodes: Sequence[Mapping[str, object]]) -> str:
         plan: what is waited for.
         nodes: per living node its `Resources` (amounts by name) and `Labels`, as of `ray.nodes()`.
     """
-    wanted: Resources = {}
-    for bundle in plan.bundles:
-        for resource, amount in bundle.resources.items():
-            wanted[resource] = wanted.get(resource, 0.0) + amount
+    wanted = plan.resources()
     there: Resources = dict.fromkeys(wanted, 0.0)
     for node in nodes:
         for resource, there_is in _mapping(node["Resources"]).items():
@@ -246,10 +251,7 @@ def lacks(plan: Plan, node: Mapping[str, object]) -> str:
     """
     if plan.strategy == "STRICT_SPREAD" and len(plan.bundles) > 1:
         return f"{len(plan.bundles)} nodes, which {_names(plan)} are to be spread over"
-    wanted: Resources = {}
-    for bundle in plan.bundles:
-        for resource, amount in bundle.resources.items():
-            wanted[resource] = wanted.get(resource, 0.0) + amount
+    wanted = plan.resources()
     there = _mapping(node["Resources"])
     parts = [
         f"{_amount(amount)} {resource} (it has {_amount(has)})"
