@@ -107,7 +107,7 @@ class Settings:
             prefill_chunk=rng.choice([8, 24, 64]),
             draft_ahead=rng.randrange(3),
             fast_switching=rng.random() < 0.7,
-            # These are not drawn: schedules stay what they were.
+            # These are not drawn, so that what is drawn after them stays what it was.
             async_scheduling=seed % 4 > 0,
             has_beams=seed % 3 > 0,
             holds_back=seed % 5 > 1,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -52,50 +54,50 @@ async def kinds_of_frames(reader: asyncio.StreamReader) -> list[int]:
         kinds.append(head[3])
 
 
+@asynccontextmanager
+async def connected(
+    service: ApiService, port: int
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A client that has begun and says no more by itself, of a server that pings each second."""
+    server = make_server(GrpcConfig(enabled=True, port=port, keepalive_s=1.0), service)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(BEGINNING)
+    yield reader, writer
+    writer.close()
+    await server.stop(None)
+
+
 async def test_a_client_that_vanished_loses_its_request_when_the_settings_say_so(
     service: ApiService, cell: CellStandIn, free_port: int
 ) -> None:
     """It had a minute more to answer, by a setting of gRPC's for pings of any kind."""
     cell.starved = True
-    server = make_server(GrpcConfig(enabled=True, port=free_port, keepalive_s=1.0), service)
-    await server.start()
-    _, writer = await asyncio.open_connection("127.0.0.1", free_port)
-    message = pb.GenerateRequest(prompt="hi").SerializeToString()
-    writer.write(BEGINNING + call("/flotilla.v1.Generation/GenerateStream", message))
-    await eventually(lambda: len(cell.submissions) == 1)
-    async with asyncio.timeout(20.0):
-        while not cell.cancels:
-            await asyncio.sleep(0.05)
-    writer.close()
-    await server.stop(None)
+    async with connected(service, free_port) as (_, writer):
+        message = pb.GenerateRequest(prompt="hi").SerializeToString()
+        writer.write(call("/flotilla.v1.Generation/GenerateStream", message))
+        await eventually(lambda: len(cell.submissions) == 1)
+        async with asyncio.timeout(20.0):
+            while not cell.cancels:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_client_that_vanished_without_a_call_is_noticed(service: ApiService, free_port: int) -> None:
     """Its connection stayed for ever: it was pinged only while there were calls."""
-    server = make_server(GrpcConfig(enabled=True, port=free_port, keepalive_s=1.0), service)
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", free_port)
-    writer.write(BEGINNING)
-    async with asyncio.timeout(20.0):
+    async with connected(service, free_port) as (reader, _), asyncio.timeout(20.0):
         assert PING in await kinds_of_frames(reader)
-    writer.close()
-    await server.stop(None)
 
 
 async def test_a_client_may_ping_between_its_calls(service: ApiService, free_port: int) -> None:
     """As load balancers make clients do, which were hung up on as ones that ping too often."""
-    server = make_server(GrpcConfig(enabled=True, port=free_port, keepalive_s=1.0), service)
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", free_port)
-    writer.write(BEGINNING)
-    frames = asyncio.create_task(kinds_of_frames(reader))
-    for _ in range(5):
-        await asyncio.sleep(0.8)
-        writer.write(frame(PING, bytes(8)))
-    await asyncio.sleep(0.1)
-    writer.close()
-    assert GOAWAY not in await frames
-    await server.stop(None)
+    async with connected(service, free_port) as (reader, writer):
+        frames = asyncio.create_task(kinds_of_frames(reader))
+        for _ in range(5):
+            await asyncio.sleep(0.8)
+            writer.write(frame(PING, bytes(8)))
+        await asyncio.sleep(0.1)
+        writer.close()
+        assert GOAWAY not in await frames
 
 
 async def test_who_may_ask_what_services_there_are_does_not_keep_a_server_from_ending(
