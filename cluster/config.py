@@ -18,14 +18,13 @@ from cluster.health_config import HealthConfig
 from cluster.http_config import HttpConfig as HttpConfig
 from cluster.idempotency_config import IdempotencyConfig
 from cluster.observability_config import DebugConfig, LogConfig, MetricsConfig, TelemetryConfig
+from cluster.parser_names import ReasoningParserName, ToolParserName
 from cluster.placement_config import StrictModel, TargetPlacementConfig
 from cluster.pool_config import PoolConfig
 from cluster.scaling_config import ScalingConfig
 from cluster.security_config import SecurityConfig
 from cluster.strict_yaml import load_yaml
 from cluster.tier_config import TierConfig, check_tiers
-
-ToolParserName = Literal["auto", "none", "glm", "harmony", "hermes", "json", "mistral", "qwen3_coder"]
 
 
 class TargetConfig(DeviceConfig):
@@ -86,18 +85,14 @@ class TargetConfig(DeviceConfig):
     )
     tool_parser: ToolParserName = Field(
         default="auto",
-        description="How the model writes calls of tools: `glm` (`<tool_call>name<arg_key>...`), `harmony` "
-        "(messages for a function, as gpt-oss), `hermes` (`<tool_call>{...}</tool_call>`), `json` (an object "
-        "with `name` and `parameters`, as Llama 3), `mistral` (after `[TOOL_CALLS]`, with ids of nine "
-        "characters), `qwen3_coder` (`<tool_call><function=name><parameter=key>...`), `auto` as its chat "
-        "template shows. With `none`, as where that shows none of these, tools are refused unless a call is "
-        "forced.",
+        description="In which [form](models.md#calls-of-tools) the model writes calls of tools; `auto`: as "
+        "its chat template shows. With `none`, as where that shows none of these, tools are refused unless a "
+        "call is forced.",
     )
-    reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = Field(
+    reasoning_parser: ReasoningParserName = Field(
         default="auto",
-        description="How the model marks what it thinks before it answers: `think` (`<think>...</think>`, as "
-        "Qwen3 and DeepSeek-R1), `mistral` (`[THINK]...[/THINK]`), `harmony` (in channels, as gpt-oss), "
-        "`auto` as its chat template shows; `none` leaves it in the text.",
+        description="How the model [marks](models.md#thoughts) what it thinks before it answers; `auto`: as "
+        "its chat template shows; `none` leaves it in the text.",
     )
     trust_remote_code: bool = Field(
         default=False,

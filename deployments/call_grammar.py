@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from deployments.deepseek_calls import DeepseekCalls
+from deployments.gemma_calls import QUOTE, GemmaCalls
 from deployments.glm_calls import GlmCalls
+from deployments.json_calls import JsonCalls
+from deployments.marked_calls import GraniteCalls, HermesCalls, MarkedCalls, NemotronCalls, PhiCalls
 from deployments.mistral_calls import MistralCalls
-from deployments.qwen_coder_calls import QwenCoderCalls
+from deployments.python_calls import OlmoCalls
+from deployments.qwen_coder_calls import MiniMaxCalls, QwenCoderCalls, SeedCalls
 from deployments.tagged_values import Schemas
-from deployments.tool_parsers import HermesCalls, JsonCalls
 from engine.constraint import Constraint
 from engine.grammar_source import json_rule
 
@@ -24,9 +29,13 @@ _ANYTHING = {"type": "object"}
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _MISTRAL_ID = "/[a-zA-Z0-9]{9}/"
 # Any name of a parameter in a tag.
-_ANY_KEY = r"/[^>\n]+/"
+_ANY_KEY = r"/[^>\"\n]+/"
 # Between such tags.
 _ANY_GLM_KEY = r"/[^<\n]+/"
+# Where no quotes stand around it.
+_ANY_BARE_KEY = r"/[a-zA-Z_][a-zA-Z0-9_-]*/"
+_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
+_PYTHON_STRING = r"""/"([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*'/"""
 
 
 def calls_or(
@@ -42,7 +51,7 @@ def calls_or(
 
     Args:
         answer: what the text must look like, JSON.
-        kind: how the model writes calls, of `deployments.tool_parsers.CallText`.
+        kind: how the model writes calls, of `deployments.tool_parsers.FORMS`.
         schemas: of the functions' arguments, by name.
         token_of: the token that a marker is, if it is one.
         parallel: whether there may be several calls.
@@ -107,6 +116,14 @@ class _Rules:
         return "object"
 
 
+def _marked(form: type[MarkedCalls], rules: _Rules, parallel: bool) -> str:
+    """An object or a list of them behind the marker."""
+    call, opened = rules.add_object("arguments"), rules.marker(form.OPEN)
+    closed = rules.marker(form.CLOSE) if form.CLOSE else ""
+    more = f' ("," " "? {call})*' if parallel else ""
+    return f'{opened} " "? ("[" {call}{more} "]" | {call}) {closed}'
+
+
 def _hermes(rules: _Rules, parallel: bool) -> str:
     call = rules.add_object("arguments")
     opened, closed = rules.marker(HermesCalls.OPEN), rules.marker(HermesCalls.CLOSE)
@@ -134,23 +151,40 @@ def _mistral(rules: _Rules, parallel: bool) -> str:
     return f'{opened} " "? "[" {call}{more} "]" | named{"+" if parallel else ""}'
 
 
-def _qwen_coder(rules: _Rules, parallel: bool) -> str:
+def _deepseek(rules: _Rules, parallel: bool) -> str:
+    """In both forms, of which a model knows one."""
+    opened, closed, begun, ended, separator = map(rules.marker, DeepseekCalls.markers)
+    calls = []
+    for number, (names, schema) in enumerate(rules.takers()):
+        rules.lines.append(f"arguments{number}: {json_rule(json.dumps(schema))}")
+        name = _either(map(_text, names))
+        calls += [
+            f'{begun} "function" {separator} {name} "\\n```json\\n" arguments{number} "\\n```" {ended}',
+            f"{begun} {name} {separator} arguments{number} {ended}",
+        ]
+    rules.lines.append(f"call: {_either(calls)}")
+    return f"{opened} {_lines('call', parallel)} {closed}"
+
+
+def _in_tags(form: type[QwenCoderCalls], rules: _Rules, parallel: bool) -> str:
     """Arguments are no JSON: parameters have the names of the schema, and any text as their values."""
-    form = QwenCoderCalls
-    functions = [f"{_text(f'{name}>')} {_parameters(schema)}" for name, schema in rules.schemas.items()]
-    opened, closed = rules.marker(form.OPEN), rules.marker(form.CLOSE)
-    rules.lines += [
-        f'call: {opened} "\\n" {_text(form.FUNCTION)} {_either(functions)} "\\n" '
-        f'{_text(form.FUNCTION_END)} "\\n" {closed}',
-        f"value[suffix={_text(chr(10) + form.PARAMETER_END)}]: /(?s:.*)/",
+    functions = [
+        f"{_text(name + form.NAME_END)} {_parameters(form, schema)}" for name, schema in rules.schemas.items()
     ]
+    opened, closed = rules.marker(form.OPEN), rules.marker(form.CLOSE)
+    call = f'{_text(form.FUNCTION)} {_either(functions)} "\\n" {_text(form.FUNCTION_END)} "\\n"'
+    rules.lines.append(f"value[suffix={_text(form.AROUND_VALUE + form.PARAMETER_END)}]: /(?s:.*)/")
+    if form is MiniMaxCalls:  # the tag stands around all calls
+        return f'{opened} "\\n" ({call}){"+" if parallel else ""} {closed}'
+    rules.lines.append(f'call: {opened} "\\n" {call} {closed}')
     return _lines("call", parallel)
 
 
-def _parameters(schema: Mapping[str, Any]) -> str:
+def _parameters(form: type[QwenCoderCalls], schema: Mapping[str, Any]) -> str:
     """As many parameters as there are, each with its name."""
     keys = _keys(schema, _ANY_KEY)
-    return f'("\\n" {_text(QwenCoderCalls.PARAMETER)} {keys} ">\\n" value)*' if keys else ""
+    end = _text(form.NAME_END + form.AROUND_VALUE)
+    return f'("\\n" {_text(form.PARAMETER)} {keys} {end} value)*' if keys else ""
 
 
 def _glm(rules: _Rules, parallel: bool) -> str:
@@ -168,6 +202,58 @@ def _glm(rules: _Rules, parallel: bool) -> str:
     else:
         rules.lines.append(f"value[suffix={value_end}]: /(?s:.*)/")
     return _lines("call", parallel)
+
+
+def _gemma(rules: _Rules, parallel: bool) -> str:
+    """Values of any type, in their notation."""
+    opened, closed, quote = map(rules.marker, GemmaCalls.markers)
+    functions = []
+    for name, schema in rules.schemas.items():
+        keys = _keys(schema, _ANY_BARE_KEY)
+        pair = f'{keys} ":" value'
+        pairs = f'({pair} ("," {pair})*)?' if keys else ""
+        functions.append(f'{_text(name)} "{{" {pairs} "}}"')
+    pair = f'{_ANY_BARE_KEY} ":" value'
+    if rules.token(QUOTE):
+        rules.lines.append(f"string: {quote} /(?s:.*)/ {quote}")
+    else:
+        rules.lines += [f"string: {quote} quoted", f"quoted[suffix={quote}]: /(?s:.*)/"]
+    rules.lines += [
+        f'value: string | {_NUMBER} | "true" | "false" | "null" | "[" (value ("," value)*)? "]" '
+        f'| "{{" ({pair} ("," {pair})*)? "}}"',
+        f'call: {opened} "call:" {_either(functions)} {closed}',
+    ]
+    return "call+" if parallel else "call"
+
+
+def _add_python_call(rules: _Rules) -> str:
+    """The rule of a call in Python, with values of any type."""
+    functions = []
+    for name, schema in rules.schemas.items():
+        keys = _keys(schema, _ANY_BARE_KEY)
+        pair = f'{keys} "=" value'
+        pairs = f'({pair} ("," " "? {pair})*)?' if keys else ""
+        functions.append(f'{_text(name + "(")} {pairs} ")"')
+    names = " | ".join(map(_text, ("True", "False", "None", "true", "false", "null")))
+    rules.lines += [
+        f"string: {_PYTHON_STRING}",
+        f'value: string | {_NUMBER} | {names} | "[" (value ("," " "? value)*)? "]" '
+        f'| "{{" (string ":" " "? value ("," " "? string ":" " "? value)*)? "}}"',
+        f"call: {_either(functions)}",
+    ]
+    return "call"
+
+
+def _python(rules: _Rules, parallel: bool) -> str:
+    call = _add_python_call(rules)
+    more = f' ("," " "? {call})*' if parallel else ""
+    return f'"[" {call}{more} "]"'
+
+
+def _olmo(rules: _Rules, parallel: bool) -> str:
+    call = _add_python_call(rules)
+    more = f' ("\\n" {call})*' if parallel else ""
+    return f'{rules.marker(OlmoCalls.OPEN)} "\\n"? {call}{more} "\\n"? {rules.marker(OlmoCalls.CLOSE)}'
 
 
 def _keys(schema: Mapping[str, Any], any_key: str) -> str:
@@ -193,9 +279,18 @@ def _text(text: str) -> str:
 
 
 _WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
+    "deepseek_v3": _deepseek,
+    "gemma4": _gemma,
     "glm": _glm,
+    "granite": partial(_marked, GraniteCalls),
     "hermes": _hermes,
     "json": _json,
+    "minimax_m2": partial(_in_tags, MiniMaxCalls),
     "mistral": _mistral,
-    "qwen3_coder": _qwen_coder,
+    "nemotron": partial(_marked, NemotronCalls),
+    "olmo3": _olmo,
+    "phi4_mini": partial(_marked, PhiCalls),
+    "pythonic": _python,
+    "qwen3_coder": partial(_in_tags, QwenCoderCalls),
+    "seed_oss": partial(_in_tags, SeedCalls),
 }

@@ -9,12 +9,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
-from deployments.glm_calls import written_glm_call
-from deployments.harmony_calls import written_harmony_call
 from deployments.harmony_messages import in_channels
-from deployments.qwen_coder_calls import written_call
 from deployments.request_model import DescribedModel
 from deployments.schema_values import MessageText
+from deployments.tool_parsers import FORMS
 from deployments.tools import ToolCall, ToolUse
 
 
@@ -120,17 +118,7 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
     texts = [message.content] if message.content else []
     for call in message.tool_calls or ():
         name, arguments = call.function.name, _arguments(call.function.arguments)
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        if parser == "json":
-            texts.append(f'{{"name": "{name}", "parameters": {written}}}')
-        elif parser == "qwen3_coder":
-            texts.append(written_call(name, arguments))
-        elif parser == "glm":
-            texts.append(written_glm_call(name, arguments))
-        elif parser == "harmony":
-            texts.append(written_harmony_call(name, written))
-        else:
-            texts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>')
+        texts.append(FORMS.get(parser, FORMS["hermes"]).written(name, arguments))
     made = {"role": _role(message), "content": "\n".join(texts)}
     if message.thought:
         made["reasoning_content"] = message.thought

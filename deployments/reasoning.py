@@ -16,7 +16,14 @@ from deployments.tools import ToolUse
 from engine.constraint import Constraint, Thought
 
 #: How each kind of model marks the beginning and the end of what it thinks.
-MARKERS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+MARKERS = {
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
+#: The tokens that these begin with, where they are not one.
+_TOKENS = {"<|channel>thought": "<|channel>"}
 
 #: No mark, with white space behind it, is of more tokens.
 _MARK_TOKENS = 32
@@ -98,7 +105,7 @@ class ReasoningParser:
         is_form: bool = False,
     ) -> None:
         self._open, self._close = MARKERS[kind]
-        self.markers: tuple[str, ...] = MARKERS[kind]
+        self.markers: tuple[str, ...] = tuple(_TOKENS.get(mark, mark) for mark in MARKERS[kind])
         self._is_open = is_open
         self.is_told = is_told
         self._close_token = close_token
@@ -244,7 +251,7 @@ def with_thought(
         thought = _until_said(request, codec, may_call=use is not None and bool(use.in_messages))
         return constraint if thought is None else msgspec.structs.replace(constraint, thought=thought)
     is_open = _is_open(kind, request, prompt, codec)
-    begin, end = (codec.single_token(mark) for mark in MARKERS[kind])
+    begin, end = (codec.single_token(_TOKENS.get(mark, mark)) for mark in MARKERS[kind])
     if is_open is None or begin is None or end is None:
         return constraint
     thought = Thought(open_token=begin, close_token=end, is_open=is_open)

@@ -14,9 +14,10 @@ from deployments.channel_grammar import are_tokens, message_that_calls
 from deployments.errors import bad_request
 from deployments.harmony_calls import HarmonyCalls
 from deployments.harmony_messages import described
+from deployments.json_calls import JsonCalls, NamedCall
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import FUNCTION_NAME, ToolParser
-from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
+from deployments.tool_parsers import FORMS, make_parser, new_id_of
 from engine.constraint import Constraint
 from engine.grammar_source import MAX_TEXT
 from engine.idle_keywords import without_idle
@@ -254,7 +255,7 @@ class ToolUse:
 
     def as_system_message(self) -> dict[str, str]:
         """The tools told in words, for a model whose template has no place for them."""
-        form = CallText.get(self._parser, CallText["json"])
+        form = FORMS.get(self._parser, FORMS["json"]).words
         listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools or [])
         return {
             "role": "system",

@@ -12,9 +12,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from deployments.api_service import ApiService
-from deployments.glm_calls import written_glm_call
 from deployments.openai_api import create_app
-from deployments.qwen_coder_calls import written_call
+from deployments.tool_parsers import FORMS
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import codec, ids
 
@@ -32,12 +31,17 @@ RESPONSE: dict[str, Any] = {
 }
 ARGUMENTS = json.dumps(FILE, ensure_ascii=False, indent=1)
 BODY = f'{{"name": "write_file", "arguments": {ARGUMENTS}}}'
+#: Of kinds whose arguments are no JSON.
+PUT_TOGETHER = ("gemma4", "glm", "minimax_m2", "olmo3", "pythonic", "qwen3_coder", "seed_oss")
 CALLS = {
-    "glm": written_glm_call("write_file", FILE),
+    **{kind: FORMS[kind].written("write_file", FILE) for kind in PUT_TOGETHER},
+    **{
+        kind: FORMS[kind].written("write_file", ARGUMENTS)
+        for kind in ("deepseek_v3", "granite", "nemotron", "phi4_mini")
+    },
     "hermes": f"<tool_call>\n{BODY}\n</tool_call>",
     "json": BODY.replace('"arguments"', '"parameters"', 1),
     "mistral": f"[TOOL_CALLS]write_file{ARGUMENTS}",
-    "qwen3_coder": written_call("write_file", FILE),
 }
 KINDS = sorted(CALLS)
 
@@ -66,7 +70,7 @@ async def test_a_chat_s_call_is_told_while_it_is_written(
     whole = await client.chat.completions.create(model="demo", **CHAT)
     ((expected,),) = [choice.message.tool_calls for choice in whole.choices]
     assert json.loads(expected.function.arguments) == FILE
-    assert tool_parser in ("glm", "qwen3_coder") or expected.function.arguments == ARGUMENTS
+    assert tool_parser in PUT_TOGETHER or expected.function.arguments == ARGUMENTS
     stream = await client.chat.completions.create(model="demo", stream=True, **CHAT)
     deltas, reasons = [], []
     async for chunk in stream:

@@ -10,8 +10,13 @@ import pytest
 from tokenizers import AddedToken
 
 from deployments.call_grammar import calls_or
+from deployments.deepseek_calls import DeepseekCalls
+from deployments.gemma_calls import GemmaCalls
+from deployments.marked_calls import PhiCalls
+from deployments.python_calls import OlmoCalls
+from deployments.qwen_coder_calls import MiniMaxCalls
 from deployments.text_codec import TextCodec
-from deployments.tool_parsers import make_parser
+from deployments.tool_parsers import FORMS, make_parser
 from engine.constraint import Constraint, Thought
 from engine.grammar import Grammars, make_tokenizer
 from engine.mask_bits import holds
@@ -36,6 +41,7 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {"get_weather": WEATHER, "now": None
 AS_JSON = Constraint(kind="json_schema", text=json.dumps(FORMAT))
 GLM = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 MARKERS = (*GLM, "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
+MARKERS += (*DeepseekCalls.markers, *GemmaCalls.markers, *PhiCalls.markers, *MiniMaxCalls.markers)
 ANSWERS = ('{"answer": "It rains."}', '{"answer":""}')
 NEITHER = ("Well, ", "\n", '{"answer": 1', '{"answer": "x"} ', "[", "<tool_call>\n\n", "<tool_call>{'")
 
@@ -78,6 +84,34 @@ def glm(*arguments: tuple[str, str], name: str = "get_weather", between: str = "
     key, key_end, value, value_end = GLM
     tags = [tag for one, text in arguments for tag in (key + one + key_end, value + text + value_end)]
     return "<tool_call>" + between.join([name, *tags, "</tool_call>"])
+
+
+def deepseek(*calls: tuple[str, str], bare: bool = False) -> str:
+    opened, closed, begun, ended, separator = DeepseekCalls.markers
+    made = [
+        f"{begun}{name}{separator}{arguments}{ended}"
+        if bare
+        else f"{begun}function{separator}{name}\n```json\n{arguments}\n```{ended}"
+        for name, arguments in calls
+    ]
+    return opened + "\n".join(made) + closed
+
+
+def forms(kind: str) -> tuple[list[str], list[str], list[str]]:
+    """Of a kind whose arguments are no JSON: as of `CALLS`."""
+    call = FORMS[kind].written
+    city, now, two = (
+        call("get_weather", {"city": "Oslo <east>"}),
+        call("now", {}),
+        call("find", {"a": "", "b": 1}),
+    )
+    joint = {"pythonic": city[:-1] + ", " + now[1:], "gemma4": city + now}.get(kind, city + "\n" + now)
+    if kind in ("minimax_m2", "olmo3"):  # a mark around all calls
+        form = MiniMaxCalls if kind == "minimax_m2" else OlmoCalls
+        begin = f"{form.OPEN}\n" if kind == "minimax_m2" else form.OPEN
+        joint = city.removesuffix(form.CLOSE).rstrip() + "\n" + now.removeprefix(begin)
+    none = [call("get_weather", {"town": "Oslo"}), call("now", {"at": 1}), call("later", {}), now + " Then"]
+    return [city, now, two], [joint], none
 
 
 def hermes(call: str) -> str:
@@ -135,6 +169,43 @@ CALLS: dict[str, tuple[list[str], list[str], list[str]]] = {
         [in_tags("city>\nOslo") + "\n" + in_tags(name="now")],
         [in_tags("town>\nOslo"), in_tags("at>\n1", name="now"), in_tags(name="later"), in_tags() + " Then"],
     ),
+    "deepseek_v3": (
+        [
+            deepseek(("get_weather", '{"city": "Oslo"}')),
+            deepseek(("now", "{}"), bare=True),
+            deepseek(("find", '{"a": [1]}')),
+        ],
+        [deepseek(("now", "{}"), ("get_weather", '{"city": "Oslo"}'))],
+        [
+            deepseek(("later", "{}")),
+            deepseek(("get_weather", '{"town": 1}'), bare=True),
+            deepseek(),
+            deepseek(("now", "{}")) + " Then",
+        ],
+    ),
+    "granite": (
+        [f"<|tool_call|>[{weather('arguments')}]"],
+        [f"<|tool_call|>[{weather('arguments')}, {weather('arguments')}]"],
+        [
+            "<|tool_call|>[]",
+            f"<|tool_call|>[{weather('parameters')}]",
+            f"<|tool_call|>[{weather('arguments')}] so",
+        ],
+    ),
+    "nemotron": (
+        [f"<TOOLCALL>[{weather('arguments')}]</TOOLCALL>"],
+        [f"<TOOLCALL>[{weather('arguments')}, {weather('arguments')}]</TOOLCALL>"],
+        ["<TOOLCALL>[]", f"<TOOLCALL>[{weather('parameters')}]"],
+    ),
+    "phi4_mini": (
+        [
+            f"<|tool_call|>[{weather('arguments')}]<|/tool_call|>",
+            f"<|tool_call|>{weather('arguments')}<|/tool_call|>",
+        ],
+        [f"<|tool_call|>[{weather('arguments')},{weather('arguments')}]<|/tool_call|>"],
+        ["<|tool_call|>[]", f"<|tool_call|>[{weather('parameters')}]"],
+    ),
+    **{kind: forms(kind) for kind in ("gemma4", "minimax_m2", "olmo3", "pythonic", "seed_oss")},
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.qwen_coder_calls import QwenCoderCalls, written_call
+from deployments.qwen_coder_calls import QwenCoderCalls
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallDelta
 
@@ -91,7 +91,7 @@ def calls_in(text: str, cut: int = 0, most: int | None = None) -> tuple[str, lis
     ],
 )
 def test_values_have_the_types_of_the_schema(key: str, written: str, value: Any) -> None:
-    text = "Now:\n" + written_call("f", {key: written})
+    text = "Now:\n" + QwenCoderCalls.written("f", {key: written})
     for cut in (0, 1, 7):
         content, ((name, arguments),) = calls_in(text, cut)
         assert (content, name) == ("Now:\n", "f")
@@ -100,8 +100,9 @@ def test_values_have_the_types_of_the_schema(key: str, written: str, value: Any)
 
 
 def test_several_calls_with_text_around() -> None:
-    one = written_call("f", {"text": "a", "count": 1})
-    text = f"One: {one}\n{written_call('bare', {})}\nTwo: {written_call('strange', {'a': 'b'})}\n done"
+    one = QwenCoderCalls.written("f", {"text": "a", "count": 1})
+    bare, strange = QwenCoderCalls.written("bare", {}), QwenCoderCalls.written("strange", {"a": "b"})
+    text = f"One: {one}\n{bare}\nTwo: {strange}\n done"
     expected = [("f", '{"text": "a", "count": 1}'), ("bare", "{}"), ("strange", '{"a": "b"}')]
     for cut in (0, 1, 5):
         assert calls_in(text, cut) == ("One: Two: done", expected)
@@ -119,7 +120,7 @@ def test_several_calls_with_text_around() -> None:
     ],
 )
 def test_what_models_forget_is_made_up_for(text: str) -> None:
-    following = "\n" + written_call("bare", {"x": 1})
+    following = "\n" + QwenCoderCalls.written("bare", {"x": 1})
     for cut in (0, 1, 6):
         assert calls_in(text, cut) == ("", [("f", '{"text": "a"}')])
         assert calls_in(text + following, cut) == ("", [("f", '{"text": "a"}'), ("bare", '{"x": 1}')])
@@ -147,11 +148,11 @@ def test_what_is_no_call_stays_text_and_hides_none(text: str) -> None:
     for cut in (0, 1, 4):
         assert calls_in(text, cut) == (text, [])
         if not text.endswith("\n"):
-            assert calls_in(text + written_call("bare", {}), cut) == (text, [("bare", "{}")])
+            assert calls_in(text + QwenCoderCalls.written("bare", {}), cut) == (text, [("bare", "{}")])
 
 
 def test_a_call_that_is_cut_off_has_its_arguments_as_far_as_they_go() -> None:
-    text = written_call("f", {"text": "one\ntwo", "count": 12})
+    text = QwenCoderCalls.written("f", {"text": "one\ntwo", "count": 12})
     whole = calls_in(text)[1][0][1]
     begins, ends = text.index("<parameter"), text.index("\n</function>")
     for size in range(len(text)):

@@ -67,8 +67,21 @@ def test_a_form_may_begin_with_a_space() -> None:
     ]
 
 
-def test_mistrals_marks() -> None:
-    assert parts("[THINK]hm[/THINK]Yes.", kind="mistral") == ("hm", "Yes.")
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("mistral", "[THINK]hm[/THINK]Yes."),
+        ("gemma4", "<|channel>thought\nhm<channel|>Yes."),
+        ("seed_oss", "<seed:think>hm</seed:think>\nYes."),
+    ],
+)
+def test_marks_of_others(kind: str, text: str) -> None:
+    assert parts(text, kind=kind) == parts(*text, kind=kind) == ("hm", "Yes.")
+
+
+def test_tokens_that_marks_begin_with_are_seen() -> None:
+    """Detokenizers leave out special tokens that nobody asks for."""
+    assert ReasoningParser("gemma4", is_open=False).markers == ("<|channel>", "<channel|>")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +89,8 @@ def test_mistrals_marks() -> None:
     [
         ("{% set content = content.split('</think>')[-1] %}", "think"),
         ("[THINK]{{ part['thinking'] }}[/THINK]", "mistral"),
+        ("{{- '<|channel>thought\n<channel|>' -}}", "gemma4"),
+        ("{%- set think_end_token        = '</seed:think>'            -%}", "seed_oss"),
         ("{{ messages[0]['content'] }} I think", "none"),
         ("", "none"),
     ],

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.glm_calls import written_glm_call
+from deployments.deepseek_calls import DeepseekCalls
+from deployments.gemma_calls import QUOTE
+from deployments.json_calls import JsonCalls
 from deployments.json_extent import JsonExtent
-from deployments.qwen_coder_calls import written_call
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallDelta, ToolParser
-from deployments.tool_parsers import CallText, JsonCalls, make_parser
+from deployments.tool_parsers import FORMS, make_parser
 from tests.examples import examples
 
 SCHEMAS: Schemas = {
@@ -45,9 +46,9 @@ VALUES = st.recursive(
 )
 CUTS = st.lists(st.integers(0, 400), max_size=30)
 #: Those that write arguments in tags.
-TAGGED = {"glm": written_glm_call, "qwen3_coder": written_call}
+TAGGED = {kind: FORMS[kind].written for kind in ("glm", "minimax_m2", "qwen3_coder", "seed_oss")}
 #: How arguments may be written.
-FORMS = st.fixed_dictionaries({"ensure_ascii": st.booleans(), "indent": st.sampled_from([None, None, 0, 1])})
+STYLES = st.fixed_dictionaries({"ensure_ascii": st.booleans(), "indent": st.sampled_from([None, None, 0, 1])})
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -78,9 +79,14 @@ def parser_index(found: list[str | CallDelta]) -> int:
 
 
 def written(kind: str, name: str, arguments: str) -> str:
-    """A call of the kind, "forced" and "mistral list" among them."""
+    """A call of the kind, "forced", "mistral list" and "deepseek_v3 bare" (as V3.1 does) among them."""
     if kind == "mistral":
         return f"[TOOL_CALLS]{name}[ARGS]{arguments}"
+    if kind == "deepseek_v3 bare":
+        opened, closed, begun, ended, separator = DeepseekCalls.markers
+        return f"{opened}{begun}{name}{separator}{arguments}{ended}{closed}"
+    if kind in ("deepseek_v3", "granite", "nemotron", "phi4_mini"):
+        return FORMS[kind].written(name, arguments)
     field = "parameters" if kind in ("json", "forced") else "arguments"
     body = f'{{"name": "{name}", "{field}": {arguments}}}'
     forms = {"hermes": f"<tool_call>\n{body}\n</tool_call>", "mistral list": f"[TOOL_CALLS] [{body}]"}
@@ -91,12 +97,13 @@ def parser_of(kind: str) -> ToolParser:
     return JsonCalls(SCHEMAS, has_text=False) if kind == "forced" else make_parser(kind.split()[0], SCHEMAS)
 
 
-JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced"]
+JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced", "deepseek_v3", "deepseek_v3 bare"]
+JSON_KINDS += ["granite", "nemotron", "phi4_mini"]
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)
 @examples(100)
-@given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), FORMS, CUTS)
+@given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), STYLES, CUTS)
 def test_a_stream_of_a_call_adds_up_to_the_whole(
     kind: str, arguments: dict[str, Any], form: dict[str, Any], cuts: list[int]
 ) -> None:
@@ -178,6 +185,10 @@ FRAGMENTS = [
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>mode</arg_key><arg_value>",
     "<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|", " to=functions.add",
     "<|channel|>commentary to=functions.add <|constrain|>json<|message|>", 600 * "-",
+    *DeepseekCalls.markers, "function", "\n```json\n", "```", "<|tool_call|>", "<|/tool_call|>",
+    "<TOOLCALL>", "<|tool_call>", "<tool_call|>", "call:", QUOTE, ":", "true", "a:", "<function_calls>",
+    "</function_calls>", "(", ")", "add(", "a=", "'", "None", "-1.5", '<invoke name="add">',
+    '<parameter name="a">', "</invoke>",
 ]  # fmt: skip
 
 
@@ -198,10 +209,34 @@ BEGINNINGS = {
         "<function=add><parameter=k>",
         "<function=add></function>",
     ],
+    "deepseek_v3": [
+        f"{DeepseekCalls.OPEN}{DeepseekCalls.CALL}function{DeepseekCalls.SEPARATOR}add\n```json\n{{",
+        f"{DeepseekCalls.CALL}add{DeepseekCalls.SEPARATOR}{{",
+        written("deepseek_v3", "add", "{}"),
+        DeepseekCalls.OPEN,
+    ],
+    "gemma4": [
+        "<|tool_call>call:add{",
+        f"<|tool_call>call:write_file{{path:{QUOTE}",
+        "<|tool_call>call:add{a:[",
+    ],
+    "granite": ["<|tool_call|>[", '<|tool_call|>[{"name": "add", "arguments": {'],
+    "minimax_m2": [
+        '<minimax:tool_call>\n<invoke name="write_file">\n<parameter name="path">',
+        '<minimax:tool_call><invoke name="add"></invoke>\n<invoke name="add">',
+    ],
+    "nemotron": ["<TOOLCALL>[", '<TOOLCALL>[{"name": "add", "arguments": {'],
+    "olmo3": ["<function_calls>\n", "<function_calls>add(", "<function_calls>write_file(path='"],
+    "phi4_mini": ["<|tool_call|>", '<|tool_call|>[{"name": "add", "arguments": {'],
+    "pythonic": ["[add(", "[add(), write_file(path='", "[add(a=1"],
+    "seed_oss": [
+        "<seed:tool_call>\n<function=write_file>\n<parameter=path>",
+        "<seed:tool_call><function=add>",
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", [*CallText, "forced"])
+@pytest.mark.parametrize("kind", [*FORMS, "forced"])
 @examples(400)
 @given(st.data(), st.lists(st.sampled_from(FRAGMENTS), max_size=12), CUTS)
 def test_what_comes_out_does_not_depend_on_how_text_is_cut(
@@ -220,7 +255,7 @@ def test_what_comes_out_does_not_depend_on_how_text_is_cut(
 @examples(200)
 @given(
     VALUES.filter(lambda value: not isinstance(value, int | float)),
-    FORMS,
+    STYLES,
     st.sampled_from(["", "}", " ,", '"x']),
     CUTS,
 )

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.call_objects import _HEAD
+from deployments.json_calls import JsonCalls, NamedCall
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import LONGEST_NAME, CallDelta, ToolParser
-from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
+from deployments.tool_parsers import FORMS, make_parser, new_id_of
 from deployments.tools import NAME
 from tests.examples import examples
 
@@ -111,18 +112,13 @@ def test_text_between_and_after_calls_of_mistral_s_is_text() -> None:
         assert parse(make_parser("mistral", NAMES), text, cuts) == expected
 
 
-@pytest.mark.parametrize("kind", CallText)
+@pytest.mark.parametrize("kind", FORMS)
 def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
     call = {"name": "add", "arguments": {}}
-    texts = {"hermes": f"<tool_call>{json.dumps(call)}</tool_call>", "json": json.dumps(call)}
-    texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
-    texts["qwen3_coder"] = "<function=add></function>"
-    texts["glm"] = "<tool_call>add</tool_call>"
-    texts["harmony"] = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
     new_id = new_id_of(kind)
     form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
     parsers: list[tuple[ToolParser, str]] = [
-        (make_parser(kind, NAMES), texts[kind]),
+        (make_parser(kind, NAMES), FORMS[kind].written("add", {})),
         (JsonCalls(NAMES, has_text=False, new_id=new_id), json.dumps([call])),
         (JsonCalls(NAMES, has_text=False, new_id=new_id), json.dumps([call])[:-2]),
         (NamedCall("add", new_id), "{}"),
@@ -167,7 +163,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("kind", CallText)
+@pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("text", ODD)
 def test_what_is_no_call_stays_text(kind: str, text: str) -> None:
     for seed in range(20):
@@ -235,16 +231,12 @@ def test_a_name_that_is_no_string_names_no_tool(kind: str, name: str) -> None:
     assert parse(make_parser(kind, NAMES), text, [7, 13]) == (text, [])
 
 
-@pytest.mark.parametrize("kind", CallText)
+@pytest.mark.parametrize("kind", FORMS)
 def test_calls_of_the_longest_names_are_found(kind: str) -> None:
     name = "server." + "n" * (LONGEST_NAME - 7)
     assert re.fullmatch(NAME, name)
     assert not re.fullmatch(NAME, name + "n")
-    body = f'{{"name": "{name}", "parameters": {{}}}}'
-    texts = {"hermes": f"<tool_call>{body}</tool_call>", "json": body, "mistral": f"[TOOL_CALLS]{name}{{}}"}
-    texts["glm"] = f"<tool_call>{name}\n</tool_call>"
-    texts["harmony"] = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}<|call|>"
-    text = texts.get(kind, f"<tool_call>\n<function={name}>\n</function>\n</tool_call>")
+    text = FORMS[kind].written(name, {})
     for cuts in ([], [99], list(range(len(text)))):
         assert told(make_parser(kind, {name: None}), text, cuts) == ("", [(name, "{}")])
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
+from cluster.parser_names import ReasoningParserName, ToolParserName
 from deployments.errors import ApiError
+from deployments.reasoning import MARKERS
 from deployments.tagged_values import Schemas
-from deployments.tool_parsers import kind_for_template, make_parser
+from deployments.tool_parsers import FORMS, kind_for_template, make_parser
 from deployments.tools import Tool, ToolUse
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -65,25 +68,92 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
         """{{- '{"type": "function", "function": {"name": ' }}"parameters": {{- "[TOOL_CALLS][" }}""",
         f"[TOOL_CALLS][{CALL}]",
     ),
+    "Llama 4": (
+        "pythonic",
+        """{%- if tools %}Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]
+{%- endif %}{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""",
+        '[get_weather(city="Paris")]',
+    ),
+    "Gemma 3, as vLLM has it": (
+        "pythonic",
+        "{%- if tools %}[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
+        "[get_weather(city='Paris')]",
+    ),
+    "Gemma 4": (
+        "gemma4",
+        "{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '}<tool_call|>' -}}",
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>',
+    ),
+    "Nemotron Nano 2, Llama-Nemotron": (
+        "nemotron",
+        """{% if tools %}<TOOLCALL>[{{"name": "tool_name1", "arguments": "tool_args1"}}]""",
+        f"<TOOLCALL>[{CALL}]</TOOLCALL>",
+    ),
+    "DeepSeek V3, R1": (
+        "deepseek_v3",
+        "<\uff5ctool\u2581call\u2581begin\uff5c>{{ tool['type'] }}<\uff5ctool\u2581sep\uff5c>",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function"
+        f"<\uff5ctool\u2581sep\uff5c>get_weather\n```json\n{json.dumps(CITY)}\n```"
+        "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+    "DeepSeek V3.1": (
+        "deepseek_v3",
+        "<\uff5ctool\u2581call\u2581begin\uff5c>{{ tool['function']['name'] }}<\uff5ctool\u2581sep\uff5c>",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>get_weather"
+        f"<\uff5ctool\u2581sep\uff5c>{json.dumps(CITY)}<\uff5ctool\u2581call\u2581end\uff5c>"
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+    "Phi-4-mini": (
+        "phi4_mini",
+        "{{ '<|' + message['role'] + '|>' + '<|tool|>' + message['tools'] + '<|/tool|>' }}",
+        f"<|tool_call|>[{CALL}]<|/tool_call|>",
+    ),
+    "Phi-4-mini, as llama.cpp has it": (
+        "phi4_mini",
+        """{{- 'To use a tool: <|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>' -}}""",
+        f"<|tool_call|>{CALL}<|/tool_call|>",
+    ),
+    "Granite 3.3": (
+        "granite",
+        "{%- if tools %}respond with <|tool_call|> followed by a JSON list of tools used.",
+        f"<|tool_call|>[{CALL}]",
+    ),
+    "OLMo 3": (
+        "olmo3",
+        "<functions>{{ tools | tojson }}</functions><function_calls>{{ call }}</function_calls>",
+        '<function_calls>get_weather(city="Paris")</function_calls>',
+    ),
+    "MiniMax-M2": (
+        "minimax_m2",
+        """{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name="tool-name-1">
+<parameter name="param-key-1">param-value-1</parameter>""",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+    ),
+    "Seed-OSS": (
+        "seed_oss",
+        """{%- set toolcall_begin_token   = '<seed:tool_call>' -%}{{ "<function=example_function_name>
+<parameter=example_parameter_1>value_1</parameter>" }}""",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n"
+        "</seed:tool_call>",
+    ),
 }
 UNKNOWN = {
     "Functionary 3.1": r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
 <function=example_function_name>{"example_name": "example_value"}</function>' }}""",
-    "Llama 4": """{%- if tools %}Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]
-{%- endif %}{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""",
-    "Gemma 3": "{%- if tools %}[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
     "Command R7B": """{% for tool in tools %}
     {"name": "{{ tool['name'] }}", "description": "{{ d }}", "parameters": {{ p }}, "responses": null}
 {% endfor %}<|START_ACTION|>[
     {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {{ arguments }}}
 ]<|END_ACTION|>""",
-    "Nemotron Nano 2": """{% if tools %}<TOOLCALL>[{{"name": "tool_name1", "arguments": "tool_args1"}}]""",
-    "DeepSeek V3": "<\uff5ctool\u2581call\u2581begin\uff5c>{{ tool['type'] }}<\uff5ctool\u2581sep\uff5c>",
-    "Phi-4-mini": "{{ '<|' + message['role'] + '|>' + '<|tool|>' + message['tools'] + '<|/tool|>' }}",
-    "Granite 3.3": "{%- if tools %}respond with <|tool_call|> followed by a JSON list of tools used.",
-    "OLMo 3": "<functions>{{ tools | tojson }}</functions><function_calls>{{ call }}</function_calls>",
     "one without tools": "{{ messages[0].content }}",
 }
+
+
+def test_every_form_and_mark_can_be_configured() -> None:
+    assert set(get_args(ToolParserName)) == {"auto", "none", *FORMS}
+    assert set(get_args(ReasoningParserName)) == {"auto", "none", "harmony", *MARKERS}
+    assert {kind for kind, _, _ in KNOWN.values()} == set(FORMS)
 
 
 @pytest.mark.parametrize("model", KNOWN)

@@ -1,0 +1,26 @@
+"""Names of the ways in which models write calls of tools, and mark what they think."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ToolParserName = Literal[
+    "auto",
+    "none",
+    "deepseek_v3",
+    "gemma4",
+    "glm",
+    "granite",
+    "harmony",
+    "hermes",
+    "json",
+    "minimax_m2",
+    "mistral",
+    "nemotron",
+    "olmo3",
+    "phi4_mini",
+    "pythonic",
+    "qwen3_coder",
+    "seed_oss",
+]
+ReasoningParserName = Literal["auto", "none", "think", "mistral", "gemma4", "harmony", "seed_oss"]
