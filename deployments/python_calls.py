@@ -23,7 +23,7 @@ _SEPARATORS = " \t\r\n,;"
 class _Arguments:
     """The arguments of a call that is told already: strings are told as they are written, others complete.
 
-    Behind something that is no argument nobody knows where the call ends: it and what follows are told as they are.
+    Behind something that is no argument nobody knows where the call ends: all of it is told as it stands.
     """
 
     def __init__(self, teller: Teller) -> None:
@@ -92,7 +92,7 @@ class _Arguments:
         self._num_told += 1
 
     def _read_string(self, string: PythonString, parsed: Parsed) -> bool:
-        """More of the value, or what follows it: another string, which belongs to it, or the next argument."""
+        """More of the value, or what follows: another string, which belongs to it, or the next argument."""
         if not string.is_complete:
             self._teller.more(json_text(string.feed(self._held))[1:-1], parsed)
             self._held = string.rest
