@@ -13,6 +13,7 @@ ToolParserName = Literal[
     "granite",
     "harmony",
     "hermes",
+    "hunyuan_a13b",
     "json",
     "minimax_m2",
     "mistral",

@@ -15,7 +15,14 @@ from deployments.deepseek_calls import DeepseekCalls
 from deployments.gemma_calls import QUOTE, GemmaCalls
 from deployments.glm_calls import GlmCalls
 from deployments.json_calls import JsonCalls
-from deployments.marked_calls import GraniteCalls, HermesCalls, MarkedCalls, NemotronCalls, PhiCalls
+from deployments.marked_calls import (
+    GraniteCalls,
+    HermesCalls,
+    HunyuanCalls,
+    MarkedCalls,
+    NemotronCalls,
+    PhiCalls,
+)
 from deployments.mistral_calls import MistralCalls
 from deployments.python_calls import OlmoCalls
 from deployments.qwen_coder_calls import MiniMaxCalls, QwenCoderCalls, SeedCalls
@@ -284,6 +291,7 @@ _WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
     "glm": _glm,
     "granite": partial(_marked, GraniteCalls),
     "hermes": _hermes,
+    "hunyuan_a13b": partial(_marked, HunyuanCalls),
     "json": _json,
     "minimax_m2": partial(_in_tags, MiniMaxCalls),
     "mistral": _mistral,

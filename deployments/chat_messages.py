@@ -66,8 +66,12 @@ def for_template(
     knows_tools: bool,
     parser: str,
     goes_on: bool = False,
+    shows_calls: bool = True,
+    shows_results: bool = True,
 ) -> list[dict[str, Any]]:
     """Messages as chat templates expect them; for one that knows no tools, these are told in words.
+
+    So are calls and their results for one that leaves these out.
 
     Args:
         messages: of the request, checked.
@@ -75,11 +79,19 @@ def for_template(
         knows_tools: whether the template has a place for tools, calls and their results.
         parser: how the model writes calls: its template may not know of any, or reads them its own way.
         goes_on: whether the last message is to be gone on with.
+        shows_calls, shows_results: whether a template that knows tools writes earlier calls, and results.
 
     Raises:
         ApiError: (400) if it cannot be.
     """
-    made = [_in_words(message, parser) if not knows_tools else _plain(message) for message in messages]
+    if not knows_tools:
+        shows_calls = shows_results = False
+    made = [
+        _plain(message)
+        if (shows_results if message.role == "tool" else shows_calls or not message.tool_calls)
+        else _in_words(message, parser)
+        for message in messages
+    ]
     if knows_tools and parser == "harmony":
         return in_channels(made, goes_on=goes_on)
     if use.parses and not knows_tools:
@@ -118,7 +130,7 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
     texts = [message.content] if message.content else []
     for call in message.tool_calls or ():
         name, arguments = call.function.name, _arguments(call.function.arguments)
-        texts.append(FORMS.get(parser, FORMS["hermes"]).written(name, arguments))
+        texts.append(FORMS.get(parser, FORMS["json"]).written(name, arguments))
     made = {"role": _role(message), "content": "\n".join(texts)}
     if message.thought:
         made["reasoning_content"] = message.thought

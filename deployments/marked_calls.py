@@ -66,6 +66,13 @@ class HermesCalls(MarkedCalls):
     markers = (OPEN, CLOSE)
 
 
+class HunyuanCalls(MarkedCalls):
+    """`<tool_calls>[...]</tool_calls>`, as Hunyuan A13B and Apriel write."""
+
+    OPEN, CLOSE = "<tool_calls>", "</tool_calls>"
+    markers = (OPEN, CLOSE)
+
+
 class GraniteCalls(MarkedCalls):
     """`<|tool_call|>[...]`, as Granite 3 writes."""
 

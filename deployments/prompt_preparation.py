@@ -120,7 +120,13 @@ async def chat_tokens(
         use.parses or bool(documents) or sum(message.num_chars for message in messages) > INLINE_CHARS,
         lambda: codec.encode_chat(
             for_template(
-                messages, use, knows_tools=knows_tools, parser=parser, goes_on=continue_final_message
+                messages,
+                use,
+                knows_tools=knows_tools,
+                parser=parser,
+                goes_on=continue_final_message,
+                shows_calls=codec.shows_calls,
+                shows_results=codec.shows_results,
             ),
             tools=use.tools if knows_tools else None,
             add_generation_prompt=add_generation_prompt,

@@ -12,6 +12,7 @@ from typing import Any
 from deployments.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from deployments.errors import bad_request
 from deployments.tokenizer_loading import load_tokenizer
+from deployments.told_conversations import ways_to_tell
 from engine.end_tokens import end_tokens_of_model
 
 #: What `apply_chat_template` takes for itself, and so cannot be a variable of a template.
@@ -23,8 +24,19 @@ _TEMPLATE_ARGUMENTS = frozenset(
     )
 )  # fmt: skip
 
-# A text that no template writes by itself.
+# Texts that no template writes by itself.
 _PROBE = {"role": "user", "content": "qwhnzx"}
+_CALLED = "qwhnzy"
+_CALL = {
+    "id": "a1B2c3D4e",  # as Mistral's demand it
+    "type": "function",
+    "function": {"name": "f", "arguments": {"a": _CALLED}},
+}
+_CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": _CALL["id"], "content": _PROBE["content"]},
+]
 
 #: How SentencePiece names the token of a byte, for characters that have none of their own.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -117,13 +129,12 @@ class TextCodec:
                 "documents",
             )
         refusal: Exception | None = None
-        for conversation in _ways_to_tell(messages, goes_on=continue_final_message):
+        for conversation in ways_to_tell(messages, goes_on=continue_final_message):
             try:
-                text = self._tokenizer.apply_chat_template(
-                    [_in_parts(message) for message in conversation] if self.reads_parts else conversation,
+                text = self._rendered(
+                    conversation,
                     tools=tools,
                     documents=documents,
-                    tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     **(variables or {}),
@@ -156,12 +167,36 @@ class TextCodec:
         """Whether the chat template takes a message's text only as a list of parts: else it would be lost."""
         return not self._shows(_PROBE) and self._shows(_in_parts(_PROBE))
 
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the chat template writes earlier calls of tools: else they would be lost (Granite 3.3)."""
+        return _CALLED in self._called
+
+    @cached_property
+    def shows_results(self) -> bool:
+        """Whether the chat template writes what calls brought."""
+        return str(_PROBE["content"]) in self._called
+
+    @cached_property
+    def _called(self) -> str:
+        """What the chat template makes of a conversation with a call; all of it, if it refuses any."""
+        ways = ways_to_tell(_CONVERSATION, goes_on=False)
+        told = ([_in_parts(message) for message in way] if self.reads_parts else way for way in ways)
+        return next(filter(None, map(self._attempted, told)), str(_CONVERSATION))
+
     def _shows(self, message: dict[str, Any]) -> bool:
+        return str(_PROBE["content"]) in self._attempted([message])
+
+    def _attempted(self, messages: list[dict[str, Any]]) -> str:
+        """What the chat template writes; nothing if it refuses."""
         try:
-            text = self._tokenizer.apply_chat_template([message], tokenize=False)
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception:  # templates are programs: they fail in any way
-            return False
-        return str(_PROBE["content"]) in text
+            return ""
+
+    def _rendered(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        told = [_in_parts(message) for message in messages] if self.reads_parts else messages
+        return str(self._tokenizer.apply_chat_template(told, tokenize=False, **variables))
 
     def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of words, at the beginning of a text and after a space, as vLLM bars them."""
@@ -246,19 +281,6 @@ class TextCodec:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _ways_to_tell(messages: list[dict[str, Any]], *, goes_on: bool) -> list[list[dict[str, Any]]]:
-    """The conversation as it is, and with all that systems say in front of it.
-
-    Codex and Claude Code send a second one, or one in the midst of a conversation; some templates, as Qwen's
-    since 3.5, refuse any but the first.
-    """
-    said = [message["content"] for message in messages if message["role"] == "system"]
-    if len(said) == (messages[0]["role"] == "system") or (goes_on and messages[-1]["role"] == "system"):
-        return [messages]
-    others = [message for message in messages if message["role"] != "system"]
-    return [messages, [{"role": "system", "content": "\n\n".join(said)}, *others]]
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from deployments.json_calls import JsonCalls
 from deployments.marked_calls import (
     GraniteCalls,
     HermesCalls,
+    HunyuanCalls,
     MarkedCalls,
     NemotronCalls,
     PhiCalls,
@@ -102,6 +103,7 @@ FORMS: dict[str, CallForm] = {
         "the arguments as a JSON object",
     ),
     "hermes": _marked(HermesCalls, "\n", "\n"),
+    "hunyuan_a13b": _marked(HunyuanCalls, "[", "]"),
     "json": CallForm(
         JsonCalls,
         partial(written_call_object, key="parameters"),
@@ -166,7 +168,9 @@ def kind_for_template(template: str) -> str:
         return "seed_oss" if SeedCalls.OPEN in template else "qwen3_coder"
     if harmony.SHOWN_BY in template:
         return "harmony" if harmony.FUNCTIONS in template else "none"
-    if HermesCalls.OPEN in template:
+    if HunyuanCalls.OPEN + "[" in template:  # Apriel's speaks of `<tool_call>`, too
+        return "hunyuan_a13b"
+    if HermesCalls.OPEN in template and MiniMaxCalls.FUNCTION not in template:
         return "glm" if GlmCalls.KEY in template else "hermes"
     for mark, kind in _SHOWN_BY.items():
         if mark in template:

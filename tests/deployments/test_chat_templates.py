@@ -173,3 +173,59 @@ async def test_long_conversations_are_written_beside_the_event_loop(
     monkeypatch.setattr(TextCodec, "encode_chat", noted)
     await http.post("/v1/chat/completions", json={"messages": [USER]} | fields)
     assert [one != threading.get_ident() for one in threads] == [is_long]
+
+
+#: Calls as the templates of most models write them.
+CALLING = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{% endfor %}{{ tools }}"
+)
+#: As Granite 3.3's.
+WITHOUT_CALLS = PLAIN + "{{ tools }}<|tool_call|>"
+#: As Functionary's.
+JOINING = CALLING.replace("c.function.arguments | tojson", "'' + c.function.arguments")
+#: As some that know of tools and of no results.
+WITHOUT_RESULTS = (
+    CALLING.replace("%}<|", "%}{% if m.role != 'tool' %}<|", 1).removesuffix("{% endfor %}{{ tools }}")
+    + "{% endif %}{% endfor %}{{ tools }}"
+)
+ASKED = [
+    USER,
+    {
+        "role": "assistant",
+        "content": "d",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "e"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (CALLING, '<|user|>a<|assistant|>d[f {"x": 1}]<|tool|>e'),
+        (JOINING, '<|user|>a<|assistant|>d[f {"x": 1}]<|tool|>e'),
+        (
+            WITHOUT_CALLS,
+            '<|user|>a<|assistant|>d\n<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]<|tool|>e',
+        ),
+        (
+            WITHOUT_RESULTS,
+            '<|user|>a<|assistant|>d[f {"x": 1}]<|user|><tool_response>\ne\n</tool_response>',
+        ),
+    ],
+)
+@pytest.mark.api("chat.completions", "messages")
+async def test_no_call_and_no_result_is_lost(template: str, told: str) -> None:
+    """A model that is not told which function it called takes the result for something else."""
+    prompt = codec_of(template).decode(await prompt_of(template, ASKED), skip_special_tokens=False)
+    assert prompt.startswith(told)
+
+
+async def test_where_a_template_refuses_systems_the_user_says_it() -> None:
+    refuses = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        + PLAIN
+    )
+    prompt = await prompt_of(refuses, [SYSTEM, USER, DEVELOPER])
+    assert codec().decode(prompt, skip_special_tokens=False) == "<|user|>b\n\nc\n\na"

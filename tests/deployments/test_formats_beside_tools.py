@@ -192,6 +192,11 @@ CALLS: dict[str, tuple[list[str], list[str], list[str]]] = {
             f"<|tool_call|>[{weather('arguments')}] so",
         ],
     ),
+    "hunyuan_a13b": (
+        [f"<tool_calls>[{weather('arguments')}]</tool_calls>"],
+        [f"<tool_calls>[{weather('arguments')}, {weather('arguments')}]</tool_calls>"],
+        ["<tool_calls>[]", f"<tool_calls>[{weather('parameters')}]"],
+    ),
     "nemotron": (
         [f"<TOOLCALL>[{weather('arguments')}]</TOOLCALL>"],
         [f"<TOOLCALL>[{weather('arguments')}, {weather('arguments')}]</TOOLCALL>"],

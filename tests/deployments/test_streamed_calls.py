@@ -85,7 +85,7 @@ def written(kind: str, name: str, arguments: str) -> str:
     if kind == "deepseek_v3 bare":
         opened, closed, begun, ended, separator = DeepseekCalls.markers
         return f"{opened}{begun}{name}{separator}{arguments}{ended}{closed}"
-    if kind in ("deepseek_v3", "granite", "nemotron", "phi4_mini"):
+    if kind in ("deepseek_v3", "granite", "hunyuan_a13b", "nemotron", "phi4_mini"):
         return FORMS[kind].written(name, arguments)
     field = "parameters" if kind in ("json", "forced") else "arguments"
     body = f'{{"name": "{name}", "{field}": {arguments}}}'
@@ -98,7 +98,7 @@ def parser_of(kind: str) -> ToolParser:
 
 
 JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced", "deepseek_v3", "deepseek_v3 bare"]
-JSON_KINDS += ["granite", "nemotron", "phi4_mini"]
+JSON_KINDS += ["granite", "hunyuan_a13b", "nemotron", "phi4_mini"]
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)
@@ -201,6 +201,7 @@ BEGINNINGS = {
         "<|channel|>commentary to=",
     ],
     "hermes": ["<tool_call>", '<tool_call>{"name": "add", "arguments": {', '<tool_call>[{"name": "add"}'],
+    "hunyuan_a13b": ["<tool_calls>[", '<tool_calls>[{"name": "add", "arguments": {'],
     "json": ['{"name": "add", "parameters": {', "["],
     "forced": ['[{"name": "add", "parameters": ', '[{"name": "add"'],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]add{", '[TOOL_CALLS] [{"name": "add", "arguments": {'],

@@ -113,6 +113,12 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
         """{{- 'To use a tool: <|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>' -}}""",
         f"<|tool_call|>{CALL}<|/tool_call|>",
     ),
+    "Hunyuan A13B, Apriel 1.5": (
+        "hunyuan_a13b",
+        """{%- if tools %}as a list within <tool_call></tool_call> XML tags:
+<tool_calls>[{"name": <function-name-1>, "arguments": <args-dict-1>},...]</tool_calls>""",
+        f"<tool_calls>[{CALL}]</tool_calls>",
+    ),
     "Granite 3.3": (
         "granite",
         "{%- if tools %}respond with <|tool_call|> followed by a JSON list of tools used.",
@@ -139,6 +145,8 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
     ),
 }
 UNKNOWN = {
+    "MiniMax-M3": """{%- set toolcall_begin_token = ns_token ~ '<tool_call>' -%}
+{{- ns_token + '<invoke name="tool-name-1">' }}""",
     "Functionary 3.1": r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
 <function=example_function_name>{"example_name": "example_value"}</function>' }}""",
     "Command R7B": """{% for tool in tools %}
