@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from deployments.python_values import python_value_text
 from deployments.tool_calls import DECODER, json_text
 
 #: JSON schemas of functions' arguments, by name; None for a function without any.
 Schemas = Mapping[str, Mapping[str, Any] | None]
 
-# As models also write them whose chat template writes numbers and the like as Python does.
+# As models also write them whose chat template writes numbers and the like as Python does; Seed-OSS's does so
+# with lists and objects.
 _PYTHON = {"True": True, "False": False, "None": None}
 _TYPES: list[tuple[type, tuple[str, ...]]] = [
     (bool, ("boolean",)),  # before `int`, of which Python takes it for one
@@ -20,6 +22,7 @@ _TYPES: list[tuple[type, tuple[str, ...]]] = [
     (dict, ("object",)),
     (type(None), ("null",)),
 ]
+_NESTED = frozenset({"array", "object"})
 _DEEPEST = 16
 
 
@@ -40,6 +43,8 @@ def value_text(written: str, types: frozenset[str]) -> str:
     try:
         value = DECODER.decode(written)
     except (ValueError, RecursionError):
+        if types and types <= _NESTED:
+            return python_value_text(written)
         if written.strip() not in _PYTHON:
             return json_text(written)
         value = _PYTHON[written.strip()]

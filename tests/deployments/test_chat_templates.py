@@ -222,6 +222,24 @@ async def test_no_call_and_no_result_is_lost(template: str, told: str) -> None:
     assert prompt.startswith(told)
 
 
+async def test_several_calls_reach_a_template_that_takes_one_in_a_message() -> None:
+    """Llama 3's models make several, and their template refused what they had made."""
+    single = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}{{ no() }}{% endif %}"
+    )
+    template = single + CALLING.removeprefix("{% for m in messages %}")
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")
+    ]
+    results = [{"role": "tool", "tool_call_id": name, "content": name.upper()} for name in ("g", "f", "h")]
+    messages = [USER, {"role": "assistant", "content": "d", "tool_calls": calls}, *results, SAID[1], USER]
+    prompt = codec_of(template).decode(await prompt_of(template, messages), skip_special_tokens=False)
+    told = (
+        "<|user|>a<|assistant|>d[f {}]<|tool|>F<|assistant|>[g {}]<|tool|>G<|tool|>H<|assistant|>d<|user|>a"
+    )
+    assert prompt.startswith(told)
+
+
 async def test_where_a_template_refuses_systems_the_user_says_it() -> None:
     refuses = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -71,6 +71,8 @@ def calls_in(text: str, cut: int = 0, most: int | None = None) -> tuple[str, lis
         ("list", '[\n  "a"\n]', ["a"]),
         ("list", "[" * 20_000, "[" * 20_000),
         ("list", "a, b", "a, b"),
+        ("list", "['a', None]", ["a", None]),
+        ("unheard_of", "['a']", "['a']"),
         ("city", '{"name": "Oslo"}', {"name": "Oslo"}),
         ("perhaps", "null", None),
         ("perhaps", "5", "5"),
