@@ -156,12 +156,15 @@ def load(name: str) -> HardwareProfile:
     Raises:
         ValueError: for an unknown name, listing the known ones, or for a file that is no profile.
     """
-    path = Path(name) if name.endswith(".json") else PROFILES / f"{name}.json"
+    path = PROFILES / f"{name}.json" if name in names() else Path(name)
     try:
         return msgspec.json.decode(path.read_bytes(), type=HardwareProfile)
     except FileNotFoundError:
-        if name.endswith(".json"):
-            raise ValueError(f"no profile at {path}; those known by name: {', '.join(names())}") from None
-        raise ValueError(f"unknown profile {name!r}; known: {', '.join(names())}") from None
+        known = ", ".join(names())
+        raise ValueError(
+            f"unknown profile {name!r}: there is no such file, and the names are: {known}"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"cannot read the profile {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is not a hardware profile: {error}") from None

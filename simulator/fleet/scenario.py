@@ -121,12 +121,16 @@ def load(name: str) -> Scenario:
     Raises:
         ValueError: for a name or a file that is none, saying what is wrong with it.
     """
-    is_file = name.endswith((".yaml", ".yml", ".json"))
-    path = Path(name) if is_file else SCENARIOS / f"{name}.yaml"
+    path = SCENARIOS / f"{name}.yaml" if name in names() else Path(name)
     try:
         return Scenario.model_validate(yaml.safe_load(path.read_text()))
     except FileNotFoundError:
-        raise ValueError(f"no scenario {name!r}; there are: {', '.join(names())}, or give a file") from None
+        known = ", ".join(names())
+        raise ValueError(f"no scenario {name!r}: there is no such file, and the names are: {known}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read the scenario {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no scenario: it is not UTF-8") from None
     except ValidationError as error:
         lines = wrong_fields(error, model=Scenario)
         raise ValueError(f"{path} is no scenario: {'; '.join(lines)}") from None

@@ -282,6 +282,25 @@ def test_all_scenarios_can_be_read() -> None:
         assert scenarios.load(name).cells.max > 1
 
 
+def test_a_file_of_any_name_may_hold_a_scenario(tmp_path: Path) -> None:
+    """One called `small.txt` was told to be no scenario, with the advice to give a file."""
+    file = tmp_path / "small"
+    file.write_text(SMALL.model_dump_json())
+    assert scenarios.load(str(file)) == SMALL
+    for content, wrong in (
+        (b"\xff\xfe", "it is not UTF-8"),
+        (b"", "is no scenario"),
+        (b"a: [", "is no scenario"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=wrong):
+            scenarios.load(str(file))
+    with pytest.raises(ValueError, match=r"cannot read the scenario .*: Is a directory"):
+        scenarios.load(str(tmp_path))
+    with pytest.raises(ValueError, match="there is no such file"):
+        scenarios.load(str(tmp_path / "none.yaml"))
+
+
 def test_a_cell_that_holds_calls_back_ticks_once_a_second() -> None:
     """Each of its wakes came again every second, for ever."""
     system = cell_system("flotilla", 8, 64)

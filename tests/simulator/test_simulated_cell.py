@@ -177,6 +177,17 @@ def test_profiles_can_be_read_and_say_where_they_come_from() -> None:
         hardware.load("llama-70b-abacus")
 
 
+def test_a_file_of_any_name_may_hold_a_profile(tmp_path: Path) -> None:
+    """One called `machine.txt` was told to be no known profile, as if there were no such file."""
+    file = tmp_path / "machine"
+    file.write_bytes((hardware.PROFILES / "llama-8b-h200.json").read_bytes())
+    assert hardware.load(str(file)) == hardware.load("llama-8b-h200")
+    with pytest.raises(ValueError, match=r"cannot read the profile .*: Is a directory"):
+        hardware.load(str(tmp_path))
+    with pytest.raises(ValueError, match="there is no such file"):
+        hardware.load(str(tmp_path / "none.json"))
+
+
 def test_the_baseline_of_a_measured_machine_is_what_one_request_takes_alone() -> None:
     profile = hardware.load("demo-2-cores")
     # Some request or other meets the machine in a slow phase: on average none does.
