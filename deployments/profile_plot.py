@@ -31,7 +31,8 @@ def plot_profile(profile: ProfileFile, path: Path) -> None:
     for panel in panels[len(models) :]:
         panel.set_visible(False)
     clock = "processor time" if profile.clock == "cpu" else "wall time"
-    figure.suptitle(f"Predicted against measured forwards, {profile.machine.hardware}, {clock}", fontsize=11)
+    title = f"Predicted against measured forwards, {profile.machine.hardware}, {clock}"
+    figure.suptitle(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=130)
 
 
@@ -63,5 +64,6 @@ def _panel(panel: Any, name: str, model: ModelProfile) -> None:
     panel.tick_params(labelsize=8)
     panel.set_xlabel("measured, ms", fontsize=9)
     panel.set_ylabel("predicted, ms", fontsize=9)
-    panel.set_title(f"{name}: median error {model.quality.median:.1%} held out", fontsize=10)
+    title = f"{name}: median error {model.quality.median:.1%} held out"
+    panel.set_title(title, fontsize=10, parse_math=False)  # a drafter's name may have any `$`
     panel.legend(fontsize=8, loc="upper left", frameon=False)
