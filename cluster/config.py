@@ -24,7 +24,7 @@ from cluster.pool_config import PoolConfig
 from cluster.scaling_config import ScalingConfig
 from cluster.security_config import SecurityConfig
 from cluster.strict_yaml import load_yaml
-from cluster.tier_config import TierConfig, check_tiers
+from cluster.tier_config import Tiers
 
 
 class TargetConfig(DeviceConfig):
@@ -289,7 +289,9 @@ class FlotillaConfig(StrictModel):
     fairness: FairnessConfig = Field(
         default=FairnessConfig(), description="What competing API keys get of a cell."
     )
-    tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
+    tiers: Tiers = Field(
+        default_factory=dict, description="Objectives by tier name, of at most 64 characters."
+    )
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
     idempotency: IdempotencyConfig = Field(
         default=IdempotencyConfig(), description="Requests sent again are answered once."
@@ -377,12 +379,6 @@ class FlotillaConfig(StrictModel):
         if "verifier" in names:
             raise ValueError("`verifier` names the target's worker; call the drafter something else")
         return drafters
-
-    @field_validator("tiers")
-    @classmethod
-    def _has_downgrades(cls, tiers: dict[str, TierConfig]) -> dict[str, TierConfig]:
-        check_tiers(tiers)
-        return tiers
 
     @classmethod
     def load(cls, path: Path) -> FlotillaConfig:

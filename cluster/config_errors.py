@@ -14,6 +14,9 @@ from cluster.validation_words import in_words
 #: How pydantic names, in the place of an error, the alternative that a value could have been.
 _ALTERNATIVE = re.compile(r"(constrained-\w+|literal\[.*|function-.*|list\[.*|tuple\[.*|int|float|str|bool)")
 
+#: The last part of a place where not the value of an entry is wrong but its name, the part before.
+_NAME = "[key]"
+
 
 def wrong_fields(
     error: ValidationError,
@@ -40,12 +43,19 @@ def wrong_fields(
             reason = "is required"
         else:
             reason = in_words(one["type"], one["msg"], one.get("ctx"))
+        if one["loc"][-1:] == (_NAME,):
+            reason = f"the name {reason}"
         reasons.setdefault(place, []).append(reason)
     return [f"{place}: {_alternatives(several)}" for place, several in reasons.items()]
 
 
 def _field(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The place of a field that has several kinds of values, of which each is wrong in its way."""
+    """The place of a field that has several kinds of values, of which each is wrong in its way.
+
+    Or that of an entry whose name is wrong.
+    """
+    if location[-1:] == (_NAME,):
+        return location[:-1]
     while location[1:] and isinstance(location[-1], str) and _ALTERNATIVE.fullmatch(location[-1]):
         location = location[:-1]
     return location

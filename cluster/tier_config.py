@@ -15,6 +15,9 @@ Target = float | str
 
 # The tier of requests that name none.
 DEFAULT_TIER = "default"
+# Most that a request may name; one that names the empty tier names none.
+MOST_NAME_CHARACTERS = 64
+TierName = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARACTERS)]
 # Largest objective: longer than any request is served.
 MOST_MS = 1e7
 MOST_MULTIPLE = 1e4
@@ -138,8 +141,8 @@ def downgrades(name: str, tiers: Mapping[str, TierConfig]) -> list[str]:
     return below
 
 
-def check_tiers(tiers: Mapping[str, TierConfig]) -> None:
-    """Raise ValueError if a tier is downgraded to one that is not there, or round in a circle."""
+def _check_downgrades(tiers: dict[str, TierConfig]) -> dict[str, TierConfig]:
+    """Raises ValueError if a tier is downgraded to one that is not there, or round in a circle."""
     for name, tier in tiers.items():
         seen, below = [name], tier.downgrade_to
         while below is not None:
@@ -150,3 +153,8 @@ def check_tiers(tiers: Mapping[str, TierConfig]) -> None:
                 raise ValueError(f"tiers are downgraded in a circle: {' -> '.join((*seen, below))}")
             seen.append(below)
             below = tiers[below].downgrade_to if below in tiers else None
+    return tiers
+
+
+#: All tiers by their names; each is downgraded to one that is there.
+Tiers = Annotated[dict[TierName, TierConfig], AfterValidator(_check_downgrades)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
-from cluster.tier_config import Target
+from cluster.tier_config import MOST_NAME_CHARACTERS, Target
 from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import ApiError, bad_request, field_path, from_validation
 from deployments.request_model import RequestModel
@@ -150,7 +150,7 @@ class CommonFields(RequestModel):
     slo: SloFields | None = None
     speculation: SpeculationFields | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31, description="Lower is earlier.")
-    service_tier: str | None = Field(None, max_length=64)
+    service_tier: str | None = Field(None, max_length=MOST_NAME_CHARACTERS)
     request_id: RequestId | None = None
     user: str | None = Field(None, description="Accepted and not used.")
     cache_salt: str | None = Field(

@@ -27,6 +27,13 @@ def told(text: str) -> list[str]:
             ["target.max_len: there is no such field; did you mean `max_model_len`?"],
         ),
         (
+            f"{{target: {{path: x}}, tiers: {{1: {{}}, {'t' * 65}: {{}}}}}}",
+            [
+                "tiers.1: the name must be a string",
+                f"tiers.{'t' * 65}: the name must have at most 64 characters",
+            ],
+        ),
+        (
             "tagret: {path: x}",
             ["target: is required", "tagret: there is no such field; did you mean `target`?"],
         ),

@@ -176,6 +176,9 @@ def test_downgrades_go_down_the_tiers_on_their_own_terms() -> None:
         ({"a": {"on_miss": "downgrade"}}, "needs `downgrade_to`"),
         ({"a": {"tpot_ms": "fast"}}, "tiers.a.tpot_ms"),
         ({"a": {"ttft_ms": 10, "e2e_ms": 5}}, "above e2e_ms"),
+        # No request could name them.
+        ({"a" * 65: {}}, "at most 64 characters"),
+        ({"": {}}, "at least 1 character"),
     ],
 )
 def test_a_wrong_tier_is_told_when_the_configuration_is_read(tiers: object, words: str) -> None:
