@@ -79,6 +79,11 @@ class Grant:
         """The cell with those of its models that the key may ask: it is not told that there are others."""
         return info if self.key is None or self.key.models is None else info.with_models(self.key.models)
 
+    @property
+    def tiers(self) -> tuple[str, ...] | None:
+        """Service tiers that the key may ask for; None for all."""
+        return None if self.key is None else self.key.tiers
+
     def take(self, call: Call, request: GenerationRequest, info: CellInfo) -> None:
         """Check the tier, and reserve the tokens the call is reckoned to come to.
 
@@ -91,8 +96,8 @@ class Grant:
         if self.key is None:
             return
         tier = call.terms.tier
-        if self.key.tiers is not None and tier not in self.key.tiers:
-            allowed = ", ".join(sorted(self.key.tiers))
+        if self.tiers is not None and tier not in self.tiers:
+            allowed = ", ".join(sorted(self.tiers))
             instead = f" Name one in `service_tier` that it does: {allowed}." if allowed else ""
             raise forbidden(f"requests of the service tier '{tier}'", instead, param="service_tier")
         num_prompt = sum(len(state.prompt) for state in call.states[:: len(call.states) // call.num_prompts])

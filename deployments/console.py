@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from starlette.responses import Response
 from cluster.members import Member
 from cluster.metric_set import flotilla_version
 from deployments.api_service import ApiService
+from deployments.authentication import Grant
+from deployments.key_gate import grant_of
+from deployments.sampling_mapping import CellInfo
 from deployments.tiers_api import tier_list
 
 PAGE = Path(__file__).with_name("console_page")
@@ -85,18 +89,32 @@ class ConsoleState:
         self._members = members
         self._drafters = drafters
         self._clock = clock
-        self._kept: tuple[float, bytes] | None = None
+        self._kept_since = -math.inf
+        self._kept: dict[str, Any] = {}
+        # By the tiers and models that a key may ask for.
+        self._encoded: dict[tuple[tuple[str, ...] | None, tuple[str, ...]], bytes] = {}
         self._lock = asyncio.Lock()
 
-    async def json(self) -> bytes:
-        """The state as JSON, at most `_KEPT_S` old; raises 503 while the cell does not answer."""
-        async with self._lock:
-            if self._kept is None or self._clock() - self._kept[0] >= _KEPT_S:
-                self._kept = self._clock(), msgspec.json.encode(await self._ask())
-            return self._kept[1]
+    async def json(self, grant: Grant | None = None) -> bytes:
+        """The state as JSON, at most `_KEPT_S` old; raises 503 while the cell does not answer.
 
-    async def _ask(self) -> dict[str, Any]:
+        Of tiers and models it tells those that the request's key may ask for.
+        """
         info = await self._service.info()
+        async with self._lock:
+            if self._clock() - self._kept_since >= _KEPT_S:
+                asked_at = self._clock()
+                self._kept = await self._ask(info)
+                self._kept_since = asked_at
+                self._encoded.clear()
+            tiers = None if grant is None else grant.tiers
+            models = (info if grant is None else grant.seen(info)).models
+            if (tiers, models) not in self._encoded:
+                told = self._kept | {"models": models, "tiers": tier_list(self._service.tiers, tiers)}
+                self._encoded[tiers, models] = msgspec.json.encode(told)
+            return self._encoded[tiers, models]
+
+    async def _ask(self, info: CellInfo) -> dict[str, Any]:
         members = list(self._members())
         cells = [member for member in members if member.kind == "cell"]
         text, instances = await asyncio.gather(self._exposition(), self._instances(len(cells)))
@@ -107,7 +125,6 @@ class ConsoleState:
             "max_model_len": info.max_tokens,
             # Kinds, as tokens are told of; names with a `/` are instances of theirs.
             "drafters": [name for name in info.drafters if "/" not in name],
-            "tiers": tier_list(self._service.tiers),
             "cells": [_cell(member) for member in cells],
             "front_ends": [
                 {"id": member.id, "state": member.state, "streams": member.stats.get("streams", 0.0)}
@@ -194,10 +211,11 @@ def add_console_routes(app: FastAPI, state: ConsoleState) -> None:
         return Response(status_code=308, headers=HEADERS | {"Location": "../console"})
 
     @app.get("/console/state")
-    async def console_state() -> Response:
+    async def console_state(request: Request) -> Response:
         """What the console shows of cells, drafters and objectives."""
         headers = {"Cache-Control": "no-store"}
-        return Response(await state.json(), media_type="application/json", headers=headers)
+        body = await state.json(grant_of(request.scope))
+        return Response(body, media_type="application/json", headers=headers)
 
     @app.get("/console/{name}", include_in_schema=False)
     async def console_file(request: Request, name: str) -> Response:

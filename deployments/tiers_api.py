@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from cluster.baseline import Baseline
 from cluster.tier_config import DEFAULT_TIER, TierConfig
 from deployments.api_service import ApiService
 from deployments.errors import bad_request
+from deployments.key_gate import grant_of
 
 #: Lengths that baselines are told for unless the client names others.
 NUM_PROMPT, NUM_OUTPUT = 512, 128
@@ -29,16 +30,19 @@ def add_tier_routes(app: FastAPI, service: ApiService) -> None:
         num_prompt = _count(request, "prompt_tokens", NUM_PROMPT)
         num_output = _count(request, "max_tokens", NUM_OUTPUT)
         baseline = (await service.info()).baseline
+        grant = grant_of(request.scope)
         body = {
             "object": "list",
-            "data": tier_list(service.tiers),
+            "data": tier_list(service.tiers, None if grant is None else grant.tiers),
             "baseline": None if baseline is None else latencies(baseline, num_prompt, num_output),
         }
         return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-def tier_list(tiers: Mapping[str, TierConfig]) -> list[dict[str, Any]]:
-    """Every tier as it is configured, the default one first."""
+def tier_list(
+    tiers: Mapping[str, TierConfig], allowed: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Every tier as it is configured, the default one first; of a key that may ask for some only, those."""
     known = {DEFAULT_TIER: tiers.get(DEFAULT_TIER, TierConfig()), **tiers}
     return [
         {
@@ -50,6 +54,7 @@ def tier_list(tiers: Mapping[str, TierConfig]) -> list[dict[str, Any]]:
             "downgrade_to": tier.downgrade_to,
         }
         for name, tier in known.items()
+        if allowed is None or name in allowed
     ]
 
 

@@ -6,9 +6,14 @@ export function useKey(value) {
   key = value;
 }
 
+/** Whether a request was refused with the key that is in use, and not with one that was given up since. */
+export const isOfThisKey = (error) => error.key === key;
+export const hasKey = () => key !== "";
+
 export class ApiError extends Error {
-  constructor(status, message, param) {
+  constructor(status, message, param, sent) {
     super(message);
+    this.key = sent; // the key it was asked with
     this.status = status;
     this.param = param;
   }
@@ -21,31 +26,33 @@ function headers(extra = {}) {
   return key === "" ? extra : { ...extra, Authorization: `Bearer ${key}` };
 }
 
-async function failure(response) {
+async function failure(response, sent) {
   let error = {};
   try {
     error = (await response.json()).error ?? {};
   } catch {
     // Not ours: a proxy's page, say. The status tells.
   }
-  return new ApiError(response.status, error.message ?? `The server answered ${response.status}.`, error.param);
+  return new ApiError(response.status, error.message ?? `The server answered ${response.status}.`, error.param, sent);
 }
 
 export async function getState(signal) {
+  const sent = key;
   const response = await fetch(at("/console/state"), { headers: headers(), cache: "no-store", signal });
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await failure(response, sent);
   return response.json();
 }
 
 /** Chunks of a streamed answer, parsed; ends after [DONE], throws ApiError for an error event. */
 export async function* streamed(path, body, signal) {
+  const sent = key;
   const response = await fetch(at(path), {
     method: "POST",
     headers: headers({ "Content-Type": "application/json" }),
     body: JSON.stringify(body),
     signal,
   });
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await failure(response, sent);
   let isWhole = false;
   for await (const data of events(response.body)) {
     // Read to the end all the same: a body given up before it has ended is a request that failed.

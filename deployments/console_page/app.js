@@ -1,7 +1,7 @@
 // The page: a form, an answer as it comes, and the state of the system every second.
 
 import { Answer, AnswerView, showAcceptance, showFigures, showLegend } from "./answer.js";
-import { ApiError, getState, streamed, useKey } from "./api.js";
+import { ApiError, getState, hasKey, isOfThisKey, streamed, useKey } from "./api.js";
 import { showPace } from "./charts.js";
 import { byId, el, knowDrafters, show } from "./dom.js";
 import { showHealth } from "./health.js";
@@ -29,6 +29,7 @@ function request(fields) {
   const body = { stream: true, stream_options: { include_usage: true }, speculation: { trace: true } };
   for (const name of SAMPLING) if (given(name) !== null) body[name] = given(name);
   if (fields.get("stop")) body.stop = [fields.get("stop")];
+  if (fields.get("model")) body.model = fields.get("model");
   if (fields.get("tier")) body.service_tier = fields.get("tier");
   const objective = { tpot_ms: given("tpot_ms"), ttft_ms: given("ttft_ms") };
   const slo = Object.entries(objective).filter(([, value]) => value !== null);
@@ -126,7 +127,7 @@ function tell(message) {
 
 function refuse(error) {
   if (error instanceof ApiError) {
-    if (error.status === 401) askForKey();
+    if (error.status === 401) return askForKey(error);
     tell(error.message);
     const field = form.querySelector(`[name="${CSS.escape(error.param?.split(".").at(-1) ?? "")}"]`);
     if (field) {
@@ -144,13 +145,19 @@ function unfold(field) {
   if (box) box.open = true;
 }
 
-function askForKey() {
+/** Ask for a key, as the server did: for one at all, or for another than the one in use. */
+function askForKey(error) {
+  if (!isOfThisKey(error)) return;
   wantsKey = true;
+  connection("needs a key", "warn");
   byId("key-button").hidden = false;
+  byId("key-wrong").hidden = !hasKey();
+  byId("key-wrong").textContent = error.status === 403 ? error.message : "This server does not know the key that was given.";
   if (!dialog.open) dialog.showModal();
 }
 
 byId("key-form").addEventListener("submit", () => {
+  byId("key-wrong").hidden = true;
   useKey(byId("key").value.trim());
   byId("key").value = "";
   wantsKey = false;
@@ -180,13 +187,20 @@ function offer(state) {
     }));
     showLegend(answer, drafters);
   }
-  const tiers = byId("tier");
-  const names = state.tiers.map((tier) => tier.id).filter((name) => name !== "default");
-  if ([...tiers.options].slice(1).map((option) => option.value).join() !== names.join()) {
-    const chosen = tiers.value;
-    tiers.replaceChildren(tiers.options[0], ...names.map((name) => el("option", { value: name }, name)));
-    if (names.includes(chosen)) tiers.value = chosen;
-  }
+  choices(byId("tier"), state.tiers.map((tier) => tier.id));
+  // Who may only ask the target names no model.
+  const models = state.models.filter((name) => name !== state.model || state.models.length > 1);
+  byId("model").parentElement.hidden = !models.length;
+  choices(byId("model"), models);
+}
+
+/** Offer these names; the one chosen stays if it is still among them. */
+function choices(list, names) {
+  const before = [...list.options].map((option) => option.value);
+  if (before.length === names.length && before.every((name, place) => name === names[place])) return;
+  const chosen = list.value;
+  list.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+  if (names.includes(chosen)) list.value = chosen;
 }
 
 let heard = 0;
@@ -199,10 +213,8 @@ async function poll() {
     offer(state);
     showHealth(state);
   } catch (error) {
-    if (error.status === 401) {
-      connection("needs a key", "warn");
-      askForKey();
-    } else connection(error.status ? error.message : "server not reachable", "bad");
+    if (error.status === 401 || (error.status === 403 && hasKey())) askForKey(error);
+    else connection(error.status ? error.message : "server not reachable", "bad");
   }
   byId("health-age").textContent = heard ? `at ${new Date(heard).toLocaleTimeString()}` : "";
 }

@@ -1,16 +1,12 @@
-"""The console's page in a browser, mostly on a server that asks for keys."""
+"""The console's page in a browser."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
 from cluster.members import Member
@@ -19,90 +15,21 @@ from cluster.tier_config import TierConfig
 from deployments.api_service import ApiService
 from deployments.console import ConsoleState
 from deployments.openai_api import create_app
-from tests.browser import LAUNCH, needs_chromium
+from tests.browser import needs_chromium
+from tests.deployments.pages import browser, cell_of_page, in_browser, opened
 from tests.deployments.socket_server import served
-from tests.deployments.test_console import EXPOSITION, KEY, Asked, guarded
-from tests.fakes.cell_stand_in import CellStandIn, eventually
+from tests.deployments.test_console import EXPOSITION, Asked, guarded
+from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser
+
+__all__ = ["browser", "cell_of_page"]  # fixtures
 
 
 def _said(tokens: list[int], submit: Submit) -> list[int]:
     return tokens
-
-
-# Tests in a browser share it, and so its event loop: it takes longer to start than all that they do in it.
-in_browser = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(**LAUNCH)
-        yield started
-        await started.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def cell_of_page() -> AsyncIterator[CellStandIn]:
-    stand_in = CellStandIn(lambda submit: [*ids(ANSWER), *codec().eos_ids])
-    yield stand_in
-    await stand_in.close()
-
-
-@asynccontextmanager
-async def opened(browser: Browser) -> AsyncIterator[Page]:
-    """A page of a profile of its own."""
-    context = await browser.new_context()
-    try:
-        yield await context.new_page()
-    finally:
-        await context.close()
-
-
-@needs_chromium
-@in_browser
-async def test_the_page_asks_for_the_key_and_keeps_it_nowhere(
-    browser: Browser, cell_of_page: CellStandIn
-) -> None:
-    from playwright.async_api import expect
-
-    cell = cell_of_page
-    async with served(guarded(ApiService(cell, codec()))) as url, opened(browser) as page:
-        await page.goto(f"{url}/console")
-        dialog = page.locator("#key-dialog")
-        await expect(dialog).to_be_visible()
-        await page.get_by_label("Key", exact=True).fill("a wrong key")
-        await page.get_by_role("button", name="Use").click()
-        await expect(dialog).to_be_visible()
-        await page.get_by_label("Key", exact=True).fill(KEY)
-        await page.get_by_role("button", name="Use").click()
-        await expect(page.locator("[data-cell=one]")).to_be_visible()
-        await expect(dialog).to_be_hidden()
-
-        cell.pause_s = 0.05
-        await page.locator("#send").click()
-        await expect(page.locator("#stop")).to_be_enabled()
-        await expect(page.locator("#answer-status")).to_contain_text("done: ")
-        assert await page.locator("#answer").text_content() == ANSWER
-
-        # Stopping ends the request in the cell, too.
-        cell.pause_s = 0.2
-        await page.locator("#send").click()
-        await expect(page.locator("#answer .token").first).to_be_visible()
-        await page.locator("#stop").click()
-        await expect(page.locator("#answer-status")).to_have_text("stopped")
-        await expect(page.locator("#send")).to_be_enabled()
-        await eventually(lambda: len(cell.cancels) == 1)
-
-        stored = await page.evaluate("() => [localStorage.length, sessionStorage.length, document.cookie]")
-        assert stored == [0, 0, ""]
-        assert KEY not in json.dumps(await page.context.storage_state())
-        assert await page.locator("#key").input_value() == ""
 
 
 @needs_chromium
@@ -214,40 +141,6 @@ async def test_what_is_wrong_with_a_folded_field_is_told_at_it(
             await page.locator(f"[name={name}]").fill("")
             await summary.click()
         assert cell_of_page.submissions == []
-
-
-@needs_chromium
-@in_browser
-async def test_without_a_key_the_page_does_not_go_on_asking(
-    browser: Browser, cell_of_page: CellStandIn
-) -> None:
-    """Each refusal is an error in metrics and log, and a page may be left open for days."""
-    from playwright.async_api import expect
-
-    async with served(guarded(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        await page.goto(f"{url}/console")
-        key, use = page.get_by_label("Key", exact=True), page.get_by_role("button", name="Use")
-        # What no header can carry is no server that cannot be reached.
-        await key.fill("ключ")
-        await use.click()
-        assert await key.evaluate("field => field.matches(':invalid')")
-        await page.get_by_role("button", name="Cancel").click()
-        asked.clear()
-        await page.wait_for_timeout(2500)
-        assert asked == []
-        await expect(page.locator("#connection")).to_have_text(" needs a key")
-        await page.locator("#key-button").click()
-        await key.fill(f" {KEY} ")
-        await use.click()
-        await expect(page.locator("#connection")).to_have_text(" live")
-        # Another key might be given; the one there is stays in use meanwhile.
-        await page.locator("#key-button").click()
-        await page.get_by_role("button", name="Cancel").click()
-        asked.clear()
-        await page.wait_for_timeout(2500)
-        assert len(asked) >= 2
 
 
 @needs_chromium
