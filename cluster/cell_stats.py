@@ -30,7 +30,8 @@ class CellStats:
 
     - `running`, `waiting`: requests decoded and queued; `max_running`: how many may be decoded at once.
     - `background_running`, `background_waiting`: the same of those in the background.
-    - `kv_slots`: tokens the KV pool holds; `kv_use`: share of them in use, 0 to 1.
+    - `kv_slots`: tokens the KV pool holds; `kv_use`: share of them in use, 0 to 1; `background_kv_use`: share
+      beside that which the background has.
     - `queue_s`: predicted delay until a request that came now would begin its prefill;
       `background_queue_s`: until one of the background would.
     - `prefill_s_per_token`: predicted seconds for a token of its prompt.
@@ -74,9 +75,10 @@ class CellStats:
         background = [request for request in everybody if gives_way(request)]
         if background or len(all_waiting) > len(waiting):
             background_queue_s = self._queue_seconds(core, everybody, all_waiting, per_token_s, tpot_s)
-        kv_use = 1.0 - core.free_slots / num_slots if num_slots else 0.0
+        used = 1.0 - core.free_slots / num_slots if num_slots else 0.0
+        background_kv_use = 0.0
         if background and num_slots:
-            kv_use = max(0.0, kv_use - sum(request.num_computed for request in background) / num_slots)
+            background_kv_use = min(used, sum(request.num_computed for request in background) / num_slots)
         judged = [
             request
             for request in (*running, *waiting)
@@ -96,7 +98,8 @@ class CellStats:
             "background_waiting": float(len(all_waiting) - len(waiting)),
             "max_running": float(core.config.scheduler.max_running),
             "kv_slots": float(num_slots),
-            "kv_use": kv_use,
+            "kv_use": used - background_kv_use,
+            "background_kv_use": background_kv_use,
             "queue_s": queue_s,
             "background_queue_s": background_queue_s,
             "prefill_s_per_token": per_token_s,

@@ -17,7 +17,7 @@ function cellCard(cell) {
   kept.push(cell.tokens_per_s ?? 0);
   rates.set(cell.id, kept.slice(-KEPT));
   const isWell = cell.state === "ready";
-  const use = cell.kv_use ?? 0;
+  const use = (cell.kv_use ?? 0) + (cell.background_kv_use ?? 0);
   return el("article", { class: "cell", "data-cell": cell.id },
     el("div", { class: "row between" },
       el("h4", {}, el("span", { class: `dot ${isWell ? "good" : "warn"}`, "aria-hidden": "true" }), ` ${shortId(cell.id)}`),
@@ -30,7 +30,7 @@ function cellCard(cell) {
       figure("On time now", cell.objectives ? percent(cell.attainment) : "–")),
     el("div", { class: "pair" },
       el("div", {}, el("span", { class: "hint" }, `KV cache ${percent(use)} of ${number(cell.kv_slots, 0)} tokens`
-        + (cell.background_running ? ", background aside" : "")),
+        + (cell.background_kv_use ? ` (background ${percent(cell.background_kv_use)})` : "")),
         bar(use, use < 0.8 ? "good" : use < 0.95 ? "warn" : "bad", "share of the KV cache in use")),
       el("div", {}, el("span", { class: "hint" }, `${number(cell.tokens_per_s, 0)} tokens/s`),
         sparkline(rates.get(cell.id), "tokens per second, last minute"))));

@@ -109,6 +109,9 @@ def test_the_background_is_no_load_to_others() -> None:
     assert stats["background_waiting"] == 30 - stats["background_running"]
     assert (stats["running"], stats["waiting"], stats["queue_s"]) == (0, 0, 0)
     assert stats["kv_use"] == pytest.approx(0.0, abs=0.1)
+    used = 1.0 - world.core.free_slots / stats["kv_slots"]
+    assert stats["kv_use"] + stats["background_kv_use"] == pytest.approx(used)
+    assert stats["background_kv_use"] > 0.01
     assert stats["background_queue_s"] > 0.1
     assert stats["tpot_s"] == stats["idle_tpot_s"]
     assert overload([stats], SCALING) < 0.2
@@ -130,6 +133,6 @@ def test_a_backlog_counts_where_the_configuration_says_so_or_there_is_no_backgro
     plain = with_backlog("sarathi")
     for stats in (counting_all(with_backlog()), CellStats().measure(plain.core, plain.now)):
         assert stats["running"] == plain.config.scheduler.max_running
-        assert stats["background_running"] == stats["background_waiting"] == 0
+        assert stats["background_running"] == stats["background_waiting"] == stats["background_kv_use"] == 0
         assert stats["queue_s"] == stats["background_queue_s"] > 0.1
         assert overload([stats], SCALING) > 1.0

@@ -213,6 +213,7 @@ async def test_requests_in_the_background_are_shown(browser: Browser, cell_of_pa
     from playwright.async_api import expect
 
     stats = {"running": 1.0, "waiting": 2.0, "max_running": 64.0, "background_running": 6.0}
+    stats |= {"kv_slots": 1000.0, "kv_use": 0.03, "background_kv_use": 0.94}
     members = (Member(kind="cell", id="one", node="here", stats=stats),)
     service = ApiService(cell_of_page, codec())
     app = create_app(service, console=ConsoleState(service, Asked(), lambda: members))
@@ -221,6 +222,9 @@ async def test_requests_in_the_background_are_shown(browser: Browser, cell_of_pa
         figures = page.locator("[data-cell=one] dd")
         await expect(figures.nth(0)).to_have_text("7 of 64 (background 6)")
         await expect(figures.nth(1)).to_contain_text("2, ")
+        use = page.locator("[data-cell=one] .pair > div").first
+        await expect(use).to_contain_text("KV cache 97 % of 1,000 tokens (background 94 %)")
+        await expect(use.locator(".bar.bad")).to_have_attribute("aria-valuenow", "0.970")
 
 
 @needs_chromium
