@@ -62,8 +62,10 @@ export async function* streamed(path, body, signal) {
     if (chunk.error) throw new ApiError(200, chunk.error.message, chunk.error.param);
     yield chunk;
   }
-  if (!isWhole) throw new ApiError(200, "The answer ended early: the connection to the server was lost.");
+  if (!isWhole) throw cutOff();
 }
+
+const cutOff = () => new ApiError(200, "The answer ended early: the connection to the server was lost.");
 
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
@@ -79,6 +81,8 @@ async function* events(stream) {
         if (line !== undefined) yield line.slice(5).trimStart();
       }
     }
+  } catch (error) {
+    throw error.name === "AbortError" ? error : cutOff();
   } finally {
     await reader.cancel().catch(() => {});
   }

@@ -3,7 +3,7 @@
 import { Answer, AnswerView, showAcceptance, showFigures, showLegend } from "./answer.js";
 import { ApiError, getState, hasKey, isOfThisKey, streamed, useKey } from "./api.js";
 import { showPace } from "./charts.js";
-import { byId, el, knowDrafters, show } from "./dom.js";
+import { byId, el, enable, knowDrafters, show } from "./dom.js";
 import { showHealth } from "./health.js";
 import { TreeView } from "./tree.js";
 
@@ -54,8 +54,7 @@ async function send() {
   tree.clear(answer.steps);
   tell("");
   redraw();
-  byId("send").disabled = true;
-  byId("stop").disabled = false;
+  enable([[byId("send"), false], [byId("stop"), true]], byId("answer"));
   byId("answer").setAttribute("aria-busy", "true");
   byId("answer-status").textContent = "waiting for the first token";
   try {
@@ -69,8 +68,7 @@ async function send() {
     }
   } finally {
     running = null;
-    byId("send").disabled = false;
-    byId("stop").disabled = true;
+    enable([[byId("send"), true], [byId("stop"), false]], byId("answer"));
     byId("answer").removeAttribute("aria-busy");
     redraw();
   }

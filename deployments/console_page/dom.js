@@ -25,6 +25,13 @@ export function show(element, ...children) {
   if (!isSame) element.replaceChildren(...children);
 }
 
+/** Switch buttons and the like on or off; if the focus is on one that is switched off, it goes to `instead`. */
+export function enable(controls, instead) {
+  const focused = document.activeElement;
+  for (const [control, isOn] of controls) control.disabled = !isOn;
+  if (focused?.disabled) instead.focus({ preventScroll: true });
+}
+
 export function number(value, digits = 1) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });

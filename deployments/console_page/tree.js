@@ -1,6 +1,6 @@
 // The token tree of one step, drawn from the root on the left: drafted, verified, accepted.
 
-import { byId, colour, el, number, svg, visible } from "./dom.js";
+import { byId, colour, el, enable, number, svg, visible } from "./dom.js";
 
 const ROW = 28;
 const HEIGHT = 22;
@@ -126,8 +126,9 @@ export class TreeView {
     const { width, height } = place(nodes);
     const count = (...states) => nodes.filter((node) => states.includes(node.state)).length;
     const said = step.tokens.map((token) => visible(token.text, token.id)).join(" ");
+    const tokens = count("candidate", "verified", "accepted");
     const summary = `Step ${step.step}: ${step.drafter ? `${step.drafter} drafted` : "nobody drafted;"} `
-      + `${count("candidate", "verified", "accepted")} tokens, ${count("verified", "accepted")} verified, ${count("accepted")} accepted. `;
+      + `${tokens === 1 ? "1 token" : `${tokens} tokens`}, ${count("verified", "accepted")} verified, ${count("accepted")} accepted. `;
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${summary}Committed: ${said}` },
       ...nodes.slice(1).map((node) => edgeShape(node, nodes[node.parent])),
       ...nodes.map(nodeShape));
@@ -138,7 +139,6 @@ export class TreeView {
 
   #label() {
     byId("step-label").textContent = `${this.shown + 1} of ${this.steps.length}`;
-    byId("previous").disabled = this.shown <= 0;
-    byId("next").disabled = this.shown >= this.steps.length - 1;
+    enable([[byId("previous"), this.shown > 0], [byId("next"), this.shown < this.steps.length - 1]], this.slider);
   }
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from cluster.members import Member
 from cluster.stream_messages import Submit
@@ -178,6 +179,67 @@ async def test_every_objective_of_a_tier_is_judged(browser: Browser, cell_of_pag
         await expect(page.locator("[data-figure=tpot]")).to_contain_text("attained")
         await expect(page.locator("[data-figure=e2e]")).to_contain_text("objective 1 ms")
         await expect(page.locator("[data-figure=e2e]")).to_contain_text("missed")
+
+
+@needs_chromium
+@in_browser
+async def test_an_answer_that_breaks_off_is_told_from_a_server_that_is_away(
+    browser: Browser, cell_of_page: CellStandIn
+) -> None:
+    from playwright.async_api import expect
+
+    app, cell_of_page.pause_s = create_app(ApiService(cell_of_page, codec())), 0.2
+
+    async def cut_off(scope: Scope, receive: Receive, send: Send) -> None:
+        """A connection that is lost after some pieces of an answer."""
+        num_pieces = 0
+
+        async def lossy(message: Message) -> None:
+            nonlocal num_pieces
+            num_pieces += message["type"] == "http.response.body"
+            if num_pieces == 4 and scope["method"] == "POST":
+                raise ConnectionError("lost")
+            await send(message)
+
+        with contextlib.suppress(ConnectionError):
+            await app(scope, receive, lossy)
+
+    async with served(cut_off) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        await expect(page.locator("#connection")).to_contain_text("live")
+        await page.locator("#send").click()
+        await expect(page.locator("#error")).to_contain_text("The answer ended early")
+        await expect(page.locator("#answer .token").first).to_be_visible()
+        await page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
+        await page.locator("#send").click()
+        await expect(page.locator("#error")).to_have_text("The server cannot be reached.")
+
+
+@needs_chromium
+@in_browser
+async def test_the_focus_stays_where_something_can_be_done(
+    browser: Browser, cell_of_page: CellStandIn
+) -> None:
+    """A button that was switched off by its own use took it along: a keyboard had to find its way anew."""
+    from playwright.async_api import expect
+
+    # Longer than any of what follows takes.
+    cell_of_page.script, cell_of_page.pause_s = partial(_said, ids(ANSWER) * 9), 0.3
+    async with served(create_app(ApiService(cell_of_page, codec()))) as url, opened(browser) as page:
+        await page.goto(f"{url}/console")
+        await page.locator("#send").press("Enter")
+        await expect(page.locator("#answer")).to_be_focused()
+        await expect(page.locator("#step-label")).to_contain_text(re.compile(r"^([2-9]|\d\d) of"))
+        await page.locator("#stop").press("Enter")
+        await expect(page.locator("#answer-status")).to_have_text("stopped")
+        await expect(page.locator("#answer")).to_be_focused()
+        await page.locator("#step").press("Home")
+        await expect(page.locator("#previous")).to_be_disabled()
+        await page.locator("#step").press("End")
+        for _ in range(await page.locator("#step").evaluate("slider => slider.max - 1")):
+            await page.locator("#previous").press("Enter")
+        await expect(page.locator("#previous")).to_be_disabled()
+        await expect(page.locator("#step")).to_be_focused()
 
 
 @needs_chromium
