@@ -123,11 +123,15 @@ function tell(message) {
   box.textContent = message;
 }
 
+/** Fields of the form that have another name than what a refusal says is wrong. */
+const CALLED = { messages: "prompt", service_tier: "tier", "speculation.max_tokens": "draft_tokens" };
+
 function refuse(error) {
   if (error instanceof ApiError) {
     if (error.status === 401) return askForKey(error);
     tell(error.message);
-    const field = form.querySelector(`[name="${CSS.escape(error.param?.split(".").at(-1) ?? "")}"]`);
+    const name = CALLED[error.param] ?? error.param?.split(".").at(-1) ?? "";
+    const field = form.querySelector(`[name="${CSS.escape(name)}"]`);
     if (field) {
       unfold(field);
       field.focus();

@@ -142,6 +142,11 @@ async def test_what_is_wrong_with_a_folded_field_is_told_at_it(
             await page.locator(f"[name={name}]").fill("")
             await summary.click()
         assert cell_of_page.submissions == []
+        # Of a chat the refusal says `messages`.
+        await page.locator("#prompt").fill("too long " * 500)
+        await page.locator("#send").click()
+        await expect(page.locator("#error")).to_contain_text("`messages`")
+        await expect(page.locator("#prompt")).to_be_focused()
 
 
 @needs_chromium
