@@ -376,8 +376,6 @@ class FlotillaConfig(StrictModel):
         names = [drafter.name for drafter in drafters]
         if len(set(names)) != len(names):
             raise ValueError(f"drafter names must differ: {sorted(names)}")
-        if "verifier" in names:
-            raise ValueError("`verifier` names the target's worker; call the drafter something else")
         return drafters
 
     @classmethod

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cluster.device_config import DeviceConfig, NumSlots
 from cluster.placement_config import PlacementConfig, StrictModel
 
+#: Names that stand for something else in metrics, receipts, traces and cost profiles.
+_TAKEN_NAMES = {
+    "verifier": "the target's worker",
+    "target": "the target in metrics and cost profiles",
+    "grammar": "what drafts the tokens that a structured output leaves no choice about",
+}
+
+
+def _is_free(name: str) -> str:
+    if name in _TAKEN_NAMES:
+        raise ValueError(f"`{name}` names {_TAKEN_NAMES[name]}; call the drafter something else")
+    return name
+
+
 #: Names of drafters: `/` is left for their instances.
-DrafterName = Annotated[str, Field(pattern=r"^[^/]+$")]
+DrafterName = Annotated[str, Field(pattern=r"^[^/]+$"), AfterValidator(_is_free)]
 
 
 class PooledConfig(StrictModel):

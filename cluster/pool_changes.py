@@ -15,7 +15,6 @@ from cluster.events import DrafterDraining, DrafterReady, WorkerLost
 from cluster.lifecycle import Life, Lifecycle, Shell, cause, waits
 from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from cluster.profile_file import ProfileError, load_profile
-from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
 
 _log = logging.getLogger(__name__)
@@ -51,8 +50,6 @@ class PoolChanges:
             PoolError: if the name is taken, or the drafter cannot be loaded.
         """
         self._require_serving()
-        if config.name == VERIFIER:
-            raise PoolError("`verifier` names the target's worker; call the drafter something else")
         if config.name in self._lifecycle.kinds:
             raise PoolError(f"there is a drafter `{config.name}` already; scale it, or remove it first")
         self._lifecycle.kinds[config.name] = config

@@ -55,6 +55,14 @@ INVALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         config(drafters=[{**LOOKUP, "name": "verifier"}]),
         ("config.drafters[0]", "verifier"),
     ),
+    "a drafter with the name of the target in cost profiles": (
+        config(drafters=[{**LOOKUP, "name": "target"}]),
+        ("config.drafters[0]", "`target`"),
+    ),
+    "a drafter with the name of what constraints leave no choice about": (
+        config(drafters=[{**LOOKUP, "name": "grammar"}]),
+        ("config.drafters[0]", "`grammar`"),
+    ),
     "tiers that are downgraded in a circle": (
         config(tiers={name: {"downgrade_to": to} for name, to in (("a", "b"), ("b", "c"), ("c", "a"))}),
         ("config.tiers", "circle", "a -> b -> c -> a"),

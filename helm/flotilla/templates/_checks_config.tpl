@@ -46,8 +46,8 @@ workers that Ray could never place, which wait for ever without a word.
 {{- if and (hasPrefix "zoo:" (default "" .path)) (not (hasPrefix "zoo:" $target.path)) -}}
 {{- fail (printf "%s: %s is of the demo's family, and config.target.path %s is not: set config.drafters to those of your target, or to [] for none; where it is not set, the demo's are kept" $where .path $target.path) -}}
 {{- end -}}
-{{- if eq $name "verifier" -}}
-{{- fail (printf "%s: `verifier` names the target's worker; call the drafter something else" $where) -}}
+{{- if has $name (list "verifier" "target" "grammar") -}}
+{{- fail (printf "%s: `%s` names something else in metrics and receipts; call the drafter something else" $where $name) -}}
 {{- end -}}
 {{- if hasKey $names $name -}}
 {{- fail (printf "%s: drafter names must differ, and %s is called %q, too; give one another name" $where (get $names $name) $name) -}}
