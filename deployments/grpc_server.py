@@ -36,6 +36,9 @@ _Message = TypeVar("_Message")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 _START_TIMEOUT_S = 20.0
+#: How often a server is asked whether it has failed, which it does not tell by itself while calls go on.
+_LOOK_S = 0.1
+_ANY_TIME_S = 1e9
 
 
 class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServicer):
@@ -191,23 +194,39 @@ class GrpcThread:
         authenticator: Authenticator | None = None,
         idempotency: IdempotencyConfig | None = None,
     ) -> None:
-        started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, grpc.aio.Server]]
-        started = concurrent.futures.Future()
+        started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._leaving = asyncio.Event()
+        self._servers: list[grpc.aio.Server] = []  # one, and those that failed while their calls go on
+
+        async def begun(service: ApiService) -> grpc.aio.Server:
+            server = make_server(
+                config, service, metrics, credentials, authenticator, idempotency, self._leaving
+            )
+            await server.start()
+            self._servers.append(server)
+            if self._leaving.is_set():  # meanwhile: only those before were stopped
+                await server.stop(None)
+            return server
 
         async def serve() -> None:
             try:
                 service = make_service()
                 service.connect()
-                server = make_server(
-                    config, service, metrics, credentials, authenticator, idempotency, self._leaving
-                )
-                await server.start()
+                server = await begun(service)
             except Exception as error:
                 started.set_exception(error)
                 return
-            started.set_result((asyncio.get_running_loop(), server))
-            await server.wait_for_termination()
+            started.set_result(asyncio.get_running_loop())
+            emptied: set[asyncio.Task[None]] = set()
+            while (failure := await _failure(server)) is not None:
+                emptied.add(task := asyncio.create_task(self._empty(server)))
+                task.add_done_callback(emptied.discard)
+                if self._leaving.is_set():
+                    break
+                # It does so on a call whose method is no UTF-8, whoever sends that (grpcio 1.85).
+                _log.error("the gRPC server failed; another takes its place: %r", failure)
+                server = await begun(service)
+            await asyncio.gather(*emptied)
 
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ended.set_running_or_notify_cancel()  # who no longer waits for it does not cancel it
@@ -219,11 +238,11 @@ class GrpcThread:
                 self._ended.set_result(None)
 
         threading.Thread(target=run, name="grpc", daemon=True).start()
-        self._loop, self._server = started.result(_START_TIMEOUT_S)
+        self._loop = started.result(_START_TIMEOUT_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new calls, and let those there are end within `timeout_s`; then they are cut off."""
-        stop = self._server.stop(timeout_s)
+        stop = self._stop(timeout_s)
         try:
             self._loop.call_soon_threadsafe(self._leaving.set)
             stopping = asyncio.run_coroutine_threadsafe(stop, self._loop)
@@ -236,3 +255,23 @@ class GrpcThread:
         ended.cancel()
         if answer.done() and not answer.cancelled() and (error := answer.exception()):
             _log.warning("gRPC calls were not ended in order: %r", error)
+
+    async def _stop(self, timeout_s: float) -> None:
+        await asyncio.gather(*(server.stop(timeout_s) for server in self._servers))
+
+    async def _empty(self, server: grpc.aio.Server) -> None:
+        """Let the calls of a server that failed end."""
+        await server.stop(_ANY_TIME_S)
+        self._servers.remove(server)
+
+
+async def _failure(server: grpc.aio.Server) -> BaseException | None:
+    """What a server failed with, as soon as it has; None once it was stopped."""
+
+    async def end() -> None:
+        while await server.wait_for_termination(_LOOK_S):
+            pass
+
+    ending = asyncio.ensure_future(end())
+    await asyncio.wait({ending})
+    return ending.exception()

@@ -31,11 +31,11 @@ def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> b
 BEGINNING = PREFACE + frame(SETTINGS) + frame(SETTINGS, flags=ACKNOWLEDGES)
 
 
-def call(method: str, message: bytes) -> bytes:
+def call(method: str, message: bytes, errors: str = "strict") -> bytes:
     """All that a client sends of one."""
     headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "a", "te": "trailers"}
     headers["content-type"] = "application/grpc"
-    parts = (part.encode() for pair in headers.items() for part in pair)
+    parts = (part.encode(errors=errors) for pair in headers.items() for part in pair)
     fields = [bytes([len(part)]) + part for part in parts]
     written = b"".join(b"\0" + name + value for name, value in zip(fields[::2], fields[1::2], strict=True))
     prefixed = b"\0" + len(message).to_bytes(4) + message
