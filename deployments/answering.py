@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,8 +47,6 @@ class Call:
         outcomes: of the choices that have finished.
         num_streamed: output tokens so far, of a stream.
         num_kept: choices returned for each prompt, the likeliest of those generated; None for all.
-        trace: headers of trace context, and key: name of its API key, of a call that no `RequestContext`
-            surrounds.
     """
 
     updates: AsyncGenerator[Update, None]
@@ -66,8 +64,6 @@ class Call:
     outcomes: dict[int, ChoiceOutcome] = field(default_factory=dict)
     num_streamed: int = 0
     num_kept: int | None = None
-    trace: Mapping[str, str] = field(default_factory=dict)
-    key: str = ""
 
     @property
     def is_finished(self) -> bool:

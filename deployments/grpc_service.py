@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -20,19 +19,17 @@ from deployments import grpc_mapping as mapping
 from deployments.answering import INLINE_LOGPROBS, Call, translated
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator, Grant
-from deployments.call_ids import clean_request_id, is_request_id, new_call_id
-from deployments.errors import ApiError, bad_request, internal, not_ready
+from deployments.call_ids import new_call_id
+from deployments.errors import ApiError, bad_request, not_ready
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_calls import counted
 from deployments.grpc_retries import KEY, KeyedCalls, refuse_keys
 from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
-from deployments.refusals import code_of, log_refusal
-from deployments.request_context import TRACE_CONTEXT
+from deployments.request_context import current_request
 from deployments.sampling_mapping import num_logprobs
-
-_log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -97,10 +94,7 @@ class GenerationService:
 
         Cancelled at `ends_at` or later, by the loop's time, it counts as one whose deadline passed.
         """
-        with (
-            self._counted("Generate", request, metadata, ends_at),
-            self._admitted(metadata, limited=True) as grant,
-        ):
+        with self._admitted("Generate", metadata, request.request_id, ends_at, limited=True) as grant:
             key = await self._key_of(request, metadata, "Generate", grant)
             if key is None or self._keyed is None:
                 return await self._generate(request, metadata, grant)
@@ -132,10 +126,7 @@ class GenerationService:
         self, request: pb.GenerateRequest, metadata: Mapping[str, str], ends_at: float | None = None
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
-        with (
-            self._counted("GenerateStream", request, metadata, ends_at),
-            self._admitted(metadata, limited=True) as grant,
-        ):
+        with self._admitted("GenerateStream", metadata, request.request_id, ends_at, limited=True) as grant:
             key = await self._key_of(request, metadata, "GenerateStream", grant)
             if key is None or self._keyed is None:
                 made = self._stream(request, metadata, grant)
@@ -179,7 +170,7 @@ class GenerationService:
         self, request: pb.CancelRequest, metadata: Mapping[str, str] = MappingProxyType({})
     ) -> pb.CancelResponse:
         """End requests of the same key by their id; raises `ApiError` (503) if the cell cannot be told."""
-        with self._counted("Cancel", request, metadata), self._admitted(metadata) as grant:
+        with self._admitted("Cancel", metadata, request.request_id) as grant:
             if not request.request_id:
                 raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
             try:
@@ -194,20 +185,20 @@ class GenerationService:
 
     async def list_models(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.ListModelsResponse:
         """The served model, and its adapters."""
-        with self._counted("ListModels", None, metadata), self._admitted(metadata) as grant:
+        with self._admitted("ListModels", metadata) as grant:
             info = grant.seen(await self._service.info())
             return pb.ListModelsResponse(models=[mapping.model(info, name) for name in info.models])
 
     async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
         """What the server is; it answers also while it is not ready, but then without the model."""
-        with self._counted("Describe", None, metadata), self._admitted(metadata) as grant:
+        with self._admitted("Describe", metadata) as grant:
             response = pb.DescribeResponse(version=flotilla_version())
-        with contextlib.suppress(ApiError):
-            info = grant.seen(await self._service.ready())
-            if info.models:
-                response.model.CopyFrom(mapping.model(info, info.models[0]))
-            response.ready = True
-        return response
+            with contextlib.suppress(ApiError):
+                info = grant.seen(await self._service.ready())
+                if info.models:
+                    response.model.CopyFrom(mapping.model(info, info.models[0]))
+                response.ready = True
+            return response
 
     # -- grpc.health.v1.Health -------------------------------------------------------------------------
 
@@ -262,35 +253,28 @@ class GenerationService:
             return _NOT_SERVING
         return _SERVING
 
-    @contextlib.contextmanager
-    def _counted(
-        self,
-        method: str,
-        request: pb.GenerateRequest | pb.CancelRequest | None,
-        metadata: Mapping[str, str],
-        ends_at: float | None = None,
-    ) -> Iterator[None]:
-        with self._metrics.grpc_call(method) as ends_with:
-            try:
-                yield
-            except ApiError as error:
-                status = mapping.status(error)[0].name
-                ends_with(status)
-                self._metrics.refused("grpc", code_of(error))
-                log_refusal(error, status=status, method=method, **_named_id(request, metadata))
-                raise
-            except (asyncio.CancelledError, GeneratorExit):
-                is_late = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
-                ends_with("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
-                raise
-
     # -- parts -----------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
     def _admitted(
-        self, metadata: Mapping[str, str], *, limited: bool = False
-    ) -> AbstractContextManager[Grant]:
+        self,
+        method: str,
+        metadata: Mapping[str, str],
+        request_id: str = "",
+        ends_at: float | None = None,
+        *,
+        limited: bool = False,
+    ) -> Iterator[Grant]:
+        """A call within; see `counted` and `Authenticator.admitted`."""
         authorization = mapping.authorization_of(metadata)
-        return self._authenticator.admitted(authorization, "api", limited=limited, may_attach=KEY in metadata)
+        with (
+            counted(self._metrics, method, metadata, request_id, ends_at) as request,
+            self._authenticator.admitted(
+                authorization, "api", limited=limited, may_attach=KEY in metadata
+            ) as grant,
+        ):
+            request.state["grant"] = grant
+            yield grant
 
     def _named(self, grant: Grant, request_id: str) -> str:
         # Serve's proxy knows no keys, and names calls by their request id alone.
@@ -315,7 +299,9 @@ class GenerationService:
         stream: bool = False,
     ) -> _Answer:
         grant.check_place()
-        request_id = clean_request_id(message.request_id or metadata.get(mapping.REQUEST_ID_KEY, ""))
+        context = current_request()
+        assert context is not None  # `counted` has entered it
+        request_id = context.request_id
         name = self._named(grant, request_id)
         call_id = new_call_id(name, message.proxy_call_id if self._behind_proxy else None)
         try:
@@ -331,31 +317,15 @@ class GenerationService:
                 tenant=grant.tenant,
                 repeatable=key is not None and stream,
             )
-            call.trace = {name: metadata[name] for name in TRACE_CONTEXT if name in metadata}
-            call.key = "" if grant.key is None else grant.key.name
-            info = await self._service.info()
-            grant.take(call, request, info)
+            grant.take(call, request, await self._service.info())
         except ObjectiveError as error:
             raise bad_request(error.message, error.place) from None
-        except ApiError:
-            raise
-        except Exception as error:
-            _log.exception("request %s failed", request_id)
-            raise internal(request_id) from error
         writer = mapping.ChoiceWriter(
             self._service.codec,
             with_token_ids=bool(request.return_token_ids),
             with_logprobs=num_logprobs(request) is not None,
         )
         return _Answer(call, call_id, call.shape.envelope.model, int(time.time()), writer)
-
-
-def _named_id(
-    request: pb.GenerateRequest | pb.CancelRequest | None, metadata: Mapping[str, str]
-) -> dict[str, str]:
-    """The id by which the client would look for the request in the log, if it chose one."""
-    named = ("" if request is None else request.request_id) or metadata.get(mapping.REQUEST_ID_KEY, "")
-    return {"request_id": named} if is_request_id(named) else {}
 
 
 def _usage(call: Call) -> dict[str, object]:

@@ -21,14 +21,14 @@ class RequestContext:
     """A request on its way through a front end.
 
     Attributes:
-        state: where its id stands, as `request_id`; a body may still name another one.
+        state: where its id stands, as `request_id`, which a body may still change, and its `grant`.
         headers: of trace context (W3C `traceparent`, `tracestate`).
         tier: service tier, once it is known.
         error: what it was answered with, if that was one.
         path: of HTTP, without a proxy's prefix.
     """
 
-    state: Mapping[str, Any]
+    state: dict[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     tier: str = ""
     error: ApiError | None = None
@@ -50,11 +50,13 @@ class RequestContext:
     @contextmanager
     def entered(self) -> Iterator[RequestContext]:
         """It is the present one within."""
-        token = _current.set(self)
+        before = _current.get()
+        _current.set(self)
         try:
             yield self
         finally:
-            _current.reset(token)
+            # Not by a token: a generator that nobody read to its end is closed in another task's context.
+            _current.set(before)
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("request", default=None)

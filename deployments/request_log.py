@@ -55,8 +55,6 @@ class EndedRequest:
             "seconds": round(self.seconds, 4),
             "finish_reasons": [self.finish_reasons[index] for index in sorted(self.finish_reasons)],
         }
-        if call.key:
-            fields["key"] = call.key
         if not call.outcomes:
             return fields
         counted: dict[str, Any] = {}
@@ -104,7 +102,7 @@ def observed(call: Call) -> Iterator[EndedRequest]:
     if context is not None:
         context.tier = call.terms.tier
     begun = time.perf_counter()
-    ended = EndedRequest(call, time.time(), context.headers if context is not None else call.trace)
+    ended = EndedRequest(call, time.time(), context.headers if context is not None else {})
     try:
         yield ended
     except (GeneratorExit, asyncio.CancelledError):
