@@ -29,6 +29,18 @@ class GrpcConfig(StrictModel):
         description="Requests without a deadline of their own end after so long; never if null. Ray Serve's "
         "proxy applies it to every request.",
     )
+    read_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="A client must have sent the message of its call after so long (only while front ends "
+        "listen).",
+    )
+    write_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="The request of a client that leaves 64 KiB of its answer unread for so long ends (only "
+        "while front ends listen).",
+    )
     keepalive_s: float = Field(
         default=20.0,
         ge=1,

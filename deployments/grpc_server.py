@@ -24,7 +24,7 @@ from deployments.authentication import Authenticator
 from deployments.errors import ApiError
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_leaving import LettingGo
-from deployments.grpc_parsing import Parsing
+from deployments.grpc_reading import Reading
 from deployments.grpc_retries import KeyedCalls
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
@@ -52,9 +52,10 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
     it would stay unnoticed while the generator waits at its `yield`.
     """
 
-    def __init__(self, service: GenerationService, default_deadline_s: float | None) -> None:
+    def __init__(self, service: GenerationService, config: GrpcConfig) -> None:
         self._service = service
-        self._default_deadline_s = default_deadline_s
+        self._default_deadline_s = config.default_deadline_s
+        self._write_timeout_s = config.write_timeout_s
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
         """A whole answer."""
@@ -66,7 +67,7 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
         """An answer as it grows."""
         async with self._deadline(context) as ends_at:
             chunks = self._service.generate_stream(request, mapping.metadata_of(context), ends_at)
-            await _answered(context, _write(context, chunks))
+            await _answered(context, self._write(context, chunks))
 
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """End requests by their id."""
@@ -88,18 +89,33 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:
         """The health, whenever it changes."""
-        await _answered(context, _write(context, self._service.watch(request)))
+        await _answered(context, self._write(context, self._service.watch(request)))
+
+    async def _write(self, context: _Context, messages: AsyncGenerator[_Message, None]) -> None:
+        async with aclosing(messages):
+            async for message in messages:
+                try:
+                    async with asyncio.timeout(self._write_timeout_s):
+                        await context.write(message)
+                except TimeoutError:
+                    raise ApiError(
+                        408,
+                        f"The answer was not read for {self._write_timeout_s:g} s, the server's "
+                        "`grpc.write_timeout_s`.",
+                        code="request_timeout",
+                    ) from None
 
     @contextlib.asynccontextmanager
     async def _deadline(self, context: _Context) -> AsyncIterator[float | None]:
         """End what takes longer than the default deadline; a deadline of the client's own, gRPC enforces."""
         own = context.time_remaining()
-        if own is not None:
-            yield asyncio.get_running_loop().time() + own * (1.0 - _ROUNDED_UP) - _CLOCKS_APART_S
-            return
         try:
-            async with asyncio.timeout(self._default_deadline_s) as limit:
-                yield limit.when()
+            async with asyncio.timeout(self._default_deadline_s if own is None else None) as limit:
+                if own is None:
+                    yield limit.when()
+                else:
+                    left_s = own * (1.0 - _ROUNDED_UP) - _CLOCKS_APART_S
+                    yield asyncio.get_running_loop().time() + left_s
         except TimeoutError:
             await context.abort(*mapping.status(mapping.deadline_exceeded(self._default_deadline_s)))
 
@@ -110,12 +126,6 @@ async def _answered(context: _Context, work: Awaitable[_Result]) -> _Result:
         return await work
     except ApiError as error:
         await context.abort(*mapping.status(error))
-
-
-async def _write(context: _Context, messages: AsyncGenerator[_Message, None]) -> None:
-    async with aclosing(messages):
-        async for message in messages:
-            await context.write(message)
 
 
 def make_server(
@@ -144,8 +154,9 @@ def make_server(
     """
     keepalive_ms = int(1e3 * config.keepalive_s)
     leaving = leaving or asyncio.Event()
+    metrics = metrics or FrontEndMetrics()
     server = grpc.aio.server(
-        interceptors=[Parsing(), LettingGo(leaving)],
+        interceptors=[Reading(config.read_timeout_s, metrics), LettingGo(leaving, config.read_timeout_s)],
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -163,7 +174,7 @@ def make_server(
     generation = GenerationService(
         service, metrics, authenticator=authenticator, keyed=keyed, leaving=leaving
     )
-    servicer = GenerationServicer(generation, config.default_deadline_s)
+    servicer = GenerationServicer(generation, config)
     pb_grpc.add_GenerationServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)

@@ -1,0 +1,98 @@
+"""The message of a call over gRPC: it has to come in time and to be readable, or the client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from deployments import grpc_mapping as mapping
+from deployments.errors import ApiError, bad_request
+from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_calls import counted
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+#: Calls whose messages are awaited at once: each takes some 20 KB, and nobody has shown a key yet.
+MOST_AWAITED = 1024
+
+
+class Reading(grpc.aio.ServerInterceptor):
+    """Reads messages where calls can be answered.
+
+    gRPC itself waits for a message for ever, also for one that the client has said does not come, and ends a
+    call whose message cannot be read as `UNKNOWN`, a server's bug.
+
+    Handlers of single messages are coroutines, those of streams of answers too.
+
+    Args:
+        within_s: how long after a call its message may come.
+        metrics: count the calls that are refused here.
+    """
+
+    def __init__(self, within_s: float, metrics: FrontEndMetrics) -> None:
+        self._within_s, self._metrics = within_s, metrics
+        self._num_awaited = 0
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """The handler of a call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        reads = handler.request_deserializer
+        answers = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        method = handler_call_details.method.rpartition("/")[2]
+
+        def read(data: bytes) -> Any:
+            try:
+                return reads(data)
+            except DecodeError as error:
+                return error
+
+        async def answer(_: Any, context: _Context) -> Any:
+            try:
+                message = await self._message(context)
+            except ApiError as error:
+                sent = mapping.metadata_of(context)
+                with contextlib.suppress(ApiError), counted(self._metrics, method, sent):
+                    raise
+                await context.abort(*mapping.status(error))
+            return await answers(message, context)
+
+        # As if clients might send several: what reads a single one before it asks the handler has no limits.
+        kind = "stream_stream" if handler.response_streaming else "stream_unary"
+        single = {"unary_unary": None, "unary_stream": None}
+        return handler._replace(request_streaming=True, request_deserializer=read, **{**single, kind: answer})
+
+    async def _message(self, context: _Context) -> Any:
+        if self._num_awaited >= MOST_AWAITED:
+            raise ApiError(
+                429,
+                "The messages of as many calls are awaited as this server allows; try again in a moment.",
+                code="too_many_requests",
+                retry_after_s=1.0,
+            )
+        self._num_awaited += 1
+        try:
+            async with asyncio.timeout(self._within_s):
+                message: Any = await context.read()
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The message did not come within {self._within_s:g} s, the server's `grpc.read_timeout_s`.",
+                code="request_timeout",
+            ) from None
+        finally:
+            self._num_awaited -= 1
+        if message is grpc.aio.EOF:
+            raise bad_request("The call has no message.", code="missing_message")
+        if isinstance(message, DecodeError):
+            raise bad_request("The message cannot be read: it is cut off, or a text in it is no UTF-8.")
+        return message
