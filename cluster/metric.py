@@ -32,3 +32,20 @@ class Metric:
     unit: str = ""
     group: str = ""
     processes: tuple[Process, ...] = ("cell",)
+
+
+def counter(name: str, text: str, *labels: str, unit: str = "") -> Metric:
+    """A number that only grows."""
+    return Metric(name, "counter", text, labels, unit=unit)
+
+
+def gauge(name: str, text: str, *labels: str, unit: str = "") -> Metric:
+    """A number that is what it is now."""
+    return Metric(name, "gauge", text, labels, unit=unit)
+
+
+def histogram(
+    name: str, text: str, buckets: tuple[float, ...], *labels: str, unit: str = "seconds"
+) -> Metric:
+    """How often a number was at most each of `buckets`."""
+    return Metric(name, "histogram", text, labels, buckets, unit)

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.metric import Metric, Process
+from cluster.metric import counter as _counter
+from cluster.metric import gauge as _gauge
+from cluster.metric import histogram as _histogram
 from cluster.metric_buckets import (
     BATCH_BUCKETS,
     E2E_BUCKETS,
@@ -28,20 +31,6 @@ CAUSES = ("queue", "prefill", "draft", "verify", "preempt", "other")
 OBJECTIVES = ("ttft", "tpot", "e2e")
 #: Why a well-formed request is refused: counted from zero on.
 REFUSALS = ("queue_full", "saturated", "slo_infeasible")
-
-
-def _counter(name: str, text: str, *labels: str, unit: str = "") -> Metric:
-    return Metric(name, "counter", text, labels, unit=unit)
-
-
-def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Metric:
-    return Metric(name, "gauge", text, labels, unit=unit)
-
-
-def _histogram(
-    name: str, text: str, buckets: tuple[float, ...], *labels: str, unit: str = "seconds"
-) -> Metric:
-    return Metric(name, "histogram", text, labels, buckets, unit)
 
 
 _REQUESTS = (
@@ -340,6 +329,11 @@ _HTTP = (
         "flotilla_grpc_call_duration_seconds", "gRPC call received to its end.", HTTP_BUCKETS, "method"
     ),
     _gauge("flotilla_grpc_calls_open", "gRPC calls being answered."),
+    _gauge(
+        "flotilla_tls_certificate_expiry_timestamp_seconds",
+        "Unix time when the first of the certificates that are served expires; 0 without TLS.",
+        unit="seconds",
+    ),
     _counter(
         "flotilla_front_end_requests_rejected_total",
         "Requests answered with a refusal, as no cell took them, by reason.",

@@ -1,16 +1,11 @@
-"""Who can reach a system: where it listens beyond this machine, without keys or TLS; and its certificates."""
+"""Who can reach a system: where it listens beyond this machine, without keys or TLS."""
 
 from __future__ import annotations
 
 import ipaddress
-import ssl
 from collections.abc import Sequence
-from pathlib import Path
-
-import grpc
 
 from cluster.config import FlotillaConfig
-from cluster.http_config import HttpConfig
 from cluster.members import Member
 
 
@@ -54,47 +49,6 @@ def exposure_warnings(config: FlotillaConfig, *, wants_keys: bool) -> list[str]:
             "keys"
         )
     return warnings
-
-
-def check_certificate(http: HttpConfig) -> None:
-    """Raise ValueError if the certificate or its key cannot be used."""
-    if http.tls_certificate is None or http.tls_key is None:
-        return
-    _check_pem(http.tls_certificate, "CERTIFICATE-----", "http.tls_certificate", "certificate")
-    _check_pem(http.tls_key, "PRIVATE KEY-----", "http.tls_key", "private key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            http.tls_certificate, http.tls_key, password=lambda: _refused(http.tls_key)
-        )
-    except OSError as error:  # SSLError is one
-        raise ValueError(
-            f"http.tls_certificate {http.tls_certificate} and http.tls_key {http.tls_key} cannot be used "
-            f"together: {error}"
-        ) from None
-
-
-def _check_pem(path: Path, mark: str, field: str, what: str) -> None:
-    try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
-    except OSError as error:  # often a key that only root may read
-        raise ValueError(f"{field}: cannot read {path}: {error.strerror}") from None
-    if mark not in text:
-        raise ValueError(f"{field}: {path} holds no {what} in PEM")
-
-
-def _refused(path: Path | None) -> str:
-    """Nobody is there to be asked for a pass phrase."""
-    raise ValueError(f"http.tls_key: {path} is encrypted; it must be a key without a pass phrase")
-
-
-def grpc_credentials(http: HttpConfig) -> grpc.ServerCredentials | None:
-    """Those of the gRPC server, which are HTTP's; None without TLS."""
-    if http.tls_certificate is None or http.tls_key is None:
-        return None
-    pair = (Path(http.tls_key).read_bytes(), Path(http.tls_certificate).read_bytes())
-    return grpc.ssl_server_credentials([pair])
 
 
 def num_front_ends(members: Sequence[Member]) -> int:

@@ -28,9 +28,10 @@ from deployments.api_service import ApiService
 from deployments.arriving import cells_serve
 from deployments.authentication import Authenticator
 from deployments.cell_client import Endpoint
+from deployments.certificates import certificate_warnings, expires_at, grpc_credentials
 from deployments.console import ConsoleState
 from deployments.directory import DirectoryClient, ListedCells
-from deployments.exposure import exposure_warnings, grpc_credentials, num_front_ends
+from deployments.exposure import exposure_warnings, num_front_ends
 from deployments.farewell import Farewell
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_replica import GrpcReplica
@@ -154,7 +155,12 @@ class FrontEnd(GrpcReplica):
         log_to_files(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
         self._metrics = FrontEndMetrics(
-            self._id, self._num_resubmitted, self._num_silent, self._num_rejected, self._config.tiers
+            self._id,
+            self._num_resubmitted,
+            self._num_silent,
+            self._num_rejected,
+            self._config.tiers,
+            expires_at(self._config.http),
         )
         self._metric_server = MetricServer(
             self._metrics.set, get_node_ip_address(), refresh=self._metrics.refresh
@@ -166,7 +172,8 @@ class FrontEnd(GrpcReplica):
             max_open=self._config.http.max_open_requests,
             replicas=lambda: num_front_ends(self._directory.members),
         )
-        for warning in exposure_warnings(self._config, wants_keys=self._authenticator.wants_keys):
+        warnings = exposure_warnings(self._config, wants_keys=self._authenticator.wants_keys)
+        for warning in warnings + certificate_warnings(self._config.http):
             _log.warning("%s", warning, extra=IS_SHOWN)
         self._gatherer = Gatherer(self._metrics, lambda: self._directory.members)
         self._service = self._make_service()

@@ -34,6 +34,7 @@ class FrontEndMetrics:
         num_silent: how many connections it has given up as the cell gave no sign of life.
         num_rejected: how many requests no cell took, by code and tier.
         tiers: configured ones, besides `default`.
+        expires_at: Unix time at which the certificate it serves with expires; 0 without one.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FrontEndMetrics:
         num_silent: Callable[[], int] = lambda: 0,
         num_rejected: Callable[[], Mapping[tuple[str, str], int]] = dict,
         tiers: Collection[str] = (),
+        expires_at: float = 0.0,
     ) -> None:
         self.front_end = front_end
         self.set = MetricSet("front_end", {"front_end": front_end})
@@ -55,6 +57,7 @@ class FrontEndMetrics:
             for name in _GRPC_CODES:
                 self.set.counter("flotilla_grpc_calls_total", method, name)
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
+        self.set.gauge("flotilla_tls_certificate_expiry_timestamp_seconds").set(expires_at)
         for route in _GENERATING:
             for status in _FAILURES:
                 self.set.counter("flotilla_http_requests_total", route, "POST", status)

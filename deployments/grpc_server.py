@@ -108,7 +108,7 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
     @contextlib.asynccontextmanager
     async def _deadline(self, context: _Context) -> AsyncIterator[float | None]:
         """End what takes longer than the default deadline; a deadline of the client's own, gRPC enforces."""
-        own = context.time_remaining()
+        own = _left_s(context)
         try:
             async with asyncio.timeout(self._default_deadline_s if own is None else None) as limit:
                 if own is None:
@@ -118,6 +118,11 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
                     yield asyncio.get_running_loop().time() + left_s
         except TimeoutError:
             await context.abort(*mapping.status(mapping.deadline_exceeded(self._default_deadline_s)))
+
+
+def _left_s(context: _Context) -> float | None:
+    """Until a deadline of the client's own."""
+    return context.time_remaining()
 
 
 async def _answered(context: _Context, work: Awaitable[_Result]) -> _Result:

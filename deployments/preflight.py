@@ -14,8 +14,9 @@ from cluster.model_paths import adapter_directory, model_directory
 from cluster.placement import plan_cell
 from cluster.profile_file import ProfileError, load_profile
 from cluster.tier_config import DEFAULT_TIER
+from deployments.certificates import certificate_warnings, check_certificate
 from deployments.chat_template_files import check_chat_templates
-from deployments.exposure import check_certificate, exposure_warnings
+from deployments.exposure import exposure_warnings
 from deployments.key_store import KeyStore
 from deployments.listening import shared_listener
 from deployments.tokenizer_files import check_tokenizer, check_tokenizer_files
@@ -86,12 +87,12 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
         end_tokens_of_model(model_directory(target.path))  # which says if they are none
         check_chat_templates(model_directory(target.path))
         check_tokenizer(model_directory(target.path), trust_remote_code=target.trust_remote_code)
-        check_certificate(config.http)
+        check_certificate(config.http, for_grpc=config.grpc.enabled)
         store = KeyStore(config.security)
         wants_keys = not store.is_empty
     except (UntrustedModel, ValueError) as error:
         raise StartError(str(error)) from None
-    warnings = exposure_warnings(config, wants_keys=wants_keys)
+    warnings = exposure_warnings(config, wants_keys=wants_keys) + certificate_warnings(config.http)
     if config.security.require_keys and not wants_keys:
         raise StartError(
             "security.require_keys is set and there are no API keys: make one with `flotilla keys create` "

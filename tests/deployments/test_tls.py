@@ -24,8 +24,9 @@ from cluster.http_config import HttpConfig
 from deployments import preflight
 from deployments.api_keys import new_key
 from deployments.api_service import ApiService
+from deployments.certificates import grpc_credentials
 from deployments.demo import demo_config
-from deployments.exposure import exposure_warnings, grpc_credentials, is_loopback
+from deployments.exposure import exposure_warnings, is_loopback
 from deployments.grpc_server import make_server
 from deployments.grpc_start import await_grpc
 from deployments.http_limits import CLOSING_S, FIRST_REQUEST_S, server_config

@@ -1,0 +1,136 @@
+"""The certificate of the API, for HTTP and gRPC: whether it can be used, and when it may be."""
+
+from __future__ import annotations
+
+import codecs
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+
+from cluster.http_config import HttpConfig
+
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+# Of DER (X.690): a version that is there, and the two ways to write a time.
+_VERSION, _UTC_TIME = 0xA0, 0x17
+
+
+def check_certificate(http: HttpConfig, *, for_grpc: bool = False) -> None:
+    """Raise ValueError if the certificate or its key cannot be used, by the library of gRPC too if asked."""
+    if http.tls_certificate is None or http.tls_key is None:
+        return
+    _check_pem(http.tls_certificate, "CERTIFICATE-----", "http.tls_certificate", "certificate")
+    _check_pem(http.tls_key, "PRIVATE KEY-----", "http.tls_key", "private key")
+    both = f"http.tls_certificate {http.tls_certificate} and http.tls_key {http.tls_key}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            http.tls_certificate, http.tls_key, password=lambda: _refused(http.tls_key)
+        )
+    except OSError as error:  # SSLError is one
+        raise ValueError(f"{both} cannot be used together: {error}") from None
+    if for_grpc and not _suits_grpc(http):
+        raise ValueError(
+            f"{both} cannot be used by gRPC, which has a TLS library of its own: write the certificate with "
+            "`openssl x509`, and have an RSA key, or one of the curve P-256 or P-384"
+        )
+
+
+def _check_pem(path: Path, mark: str, field: str, what: str) -> None:
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except OSError as error:  # often a key that only root may read
+        raise ValueError(f"{field}: cannot read {path}: {error.strerror}") from None
+    if mark not in text:
+        raise ValueError(f"{field}: {path} holds no {what} in PEM")
+
+
+def _refused(path: Path | None) -> str:
+    """Nobody is there to be asked for a pass phrase."""
+    raise ValueError(f"http.tls_key: {path} is encrypted; it must be a key without a pass phrase")
+
+
+def _suits_grpc(http: HttpConfig) -> bool:
+    credentials = grpc_credentials(http)
+    assert credentials is not None
+    server = grpc.server(ThreadPoolExecutor(1))
+    try:
+        server.add_secure_port("127.0.0.1:0", credentials)
+    except RuntimeError:
+        return False
+    return True
+
+
+def grpc_credentials(http: HttpConfig) -> grpc.ServerCredentials | None:
+    """Those of the gRPC server, which are HTTP's; None without TLS."""
+    if http.tls_certificate is None or http.tls_key is None:
+        return None
+    # Editors of Windows put a mark before the text, which OpenSSL passes over, and not gRPC's library.
+    key, chain = (
+        path.read_bytes().removeprefix(codecs.BOM_UTF8) for path in (http.tls_key, http.tls_certificate)
+    )
+    return grpc.ssl_server_credentials([(key, chain)])
+
+
+def certificate_warnings(http: HttpConfig) -> list[str]:
+    """What is wrong with the times of the certificate and of those that come with it in its file."""
+    if http.tls_certificate is None:
+        return []
+    now, warnings = datetime.now(UTC), []
+    for number, (begins, ends) in enumerate(validities(http.tls_certificate), 1):
+        which = "the certificate" if number == 1 else f"certificate {number} of the file"
+        if now >= ends:
+            what = f"expired on {ends:%Y-%m-%d at %H:%M} UTC"
+        elif now < begins:
+            what = f"is not valid before {begins:%Y-%m-%d at %H:%M} UTC, by this machine's clock"
+        else:
+            continue
+        warnings.append(
+            f"http.tls_certificate {http.tls_certificate}: {which} {what}. Clients that check it do not "
+            "connect: renew it, and start the server anew"
+        )
+    return warnings
+
+
+def expires_at(http: HttpConfig) -> float:
+    """When the first of the certificate and those that come with it expires, in Unix time; 0 without TLS."""
+    ends = [] if http.tls_certificate is None else [end for _, end in validities(http.tls_certificate)]
+    return min(ends).timestamp() if ends else 0.0
+
+
+def validities(path: Path) -> list[tuple[datetime, datetime]]:
+    """From when to when each certificate of a PEM file is valid, in the file's order."""
+    text = path.read_text(errors="replace")
+    parts = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
+    return [_validity(ssl.PEM_cert_to_DER_cert(f"{_BEGIN}{part}{_END}")) for part in parts]
+
+
+def _validity(der: bytes) -> tuple[datetime, datetime]:
+    """Of one certificate (RFC 5280, 4.1)."""
+    ((_, certificate),) = _elements(der)
+    _, to_be_signed = next(_elements(certificate))
+    fields = [field for field in _elements(to_be_signed) if field[0] != _VERSION]
+    begins, ends = (_time(*field) for field in _elements(fields[3][1]))  # after serial, algorithm and issuer
+    return begins, ends
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each."""
+    while der:
+        tag, length, start = der[0], der[1], 2
+        if length & 0x80:
+            start += length & 0x7F
+            length = int.from_bytes(der[2:start])
+        yield tag, der[start : start + length]
+        der = der[start + length :]
+
+
+def _time(tag: int, content: bytes) -> datetime:
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:  # of the years 1950 to 2049
+        text = ("19" if text >= "5" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
