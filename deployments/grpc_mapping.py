@@ -171,10 +171,14 @@ class ChoiceWriter:
         codec: the target's tokenizer.
         with_token_ids: whether token ids are told.
         with_logprobs: whether log-probabilities are.
+        tokens_as_ids: whether their tokens are, as `token_id:17` in place of text.
     """
 
-    def __init__(self, codec: TextCodec, *, with_token_ids: bool, with_logprobs: bool) -> None:
+    def __init__(
+        self, codec: TextCodec, *, with_token_ids: bool, with_logprobs: bool, tokens_as_ids: bool = False
+    ) -> None:
         self._codec = codec
+        self._tokens_as_ids = tokens_as_ids
         self._with_token_ids = with_token_ids
         self._with_logprobs = with_logprobs
 
@@ -232,7 +236,7 @@ class ChoiceWriter:
 
     def _describe(self, shown: pb.TokenLogprobs | pb.TokenLogprob, token: int, logprob: float) -> None:
         shown.token_id = token
-        shown.token = self._codec.token_text(token)
+        shown.token = f"token_id:{token}" if self._tokens_as_ids else self._codec.token_text(token)
         shown.bytes = bytes(self._codec.token_bytes(token))
         shown.logprob = logprob
 

@@ -324,6 +324,7 @@ class GenerationService:
             self._service.codec,
             with_token_ids=bool(request.return_token_ids),
             with_logprobs=num_logprobs(request) is not None,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
         )
         return _Answer(call, call_id, call.shape.envelope.model, int(time.time()), writer)
 

@@ -42,6 +42,19 @@ async def test_the_logprobs_of_an_echoed_prompt_are_streamed_as_over_http(
     assert [entry for choice in chunks for entry in choice.logprobs] == list(whole.logprobs)
 
 
+async def test_tokens_in_logprobs_are_told_as_ids_where_that_is_asked_for(service: ApiService) -> None:
+    """It was taken, and told nobody that it did nothing here."""
+    grpc = GenerationService(service)
+    asked = '{"return_tokens_as_token_ids": true}'
+    request = pb.GenerateRequest(prompt="hi", logprobs=1, max_tokens=3, extra_body_json=asked)
+    whole = (await grpc.generate(request, {})).choices[0].logprobs
+    streamed = [entry async for chunk in grpc.generate_stream(request, {}) for entry in chunk.choice.logprobs]
+    assert streamed == list(whole)
+    assert [entry.token for entry in whole] == [f"token_id:{entry.token_id}" for entry in whole]
+    for other in whole[0].top_logprobs:
+        assert other.token == f"token_id:{other.token_id}"
+
+
 async def test_a_key_may_come_in_either_way_that_its_refusal_names(
     service: ApiService, authenticator: Authenticator
 ) -> None:
