@@ -21,6 +21,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 #: Calls whose messages are awaited at once: each takes some 20 KB, and nobody has shown a key yet.
 MOST_AWAITED = 1024
 
+#: By then a call that gRPC has ended is cancelled.
+_TOLD_WITHIN_S = 0.1
+
 
 class Reading(grpc.aio.ServerInterceptor):
     """Reads messages where calls can be answered.
@@ -92,6 +95,8 @@ class Reading(grpc.aio.ServerInterceptor):
         finally:
             self._num_awaited -= 1
         if message is grpc.aio.EOF:
+            # It looks the same if gRPC has ended the call, over a message too large or as its client did.
+            await asyncio.sleep(_TOLD_WITHIN_S)
             raise bad_request("The call has no message.", code="missing_message")
         if isinstance(message, DecodeError):
             raise bad_request("The message cannot be read: it is cut off, or a text in it is no UTF-8.")

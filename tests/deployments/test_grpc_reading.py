@@ -29,7 +29,9 @@ METRICS = FrontEndMetrics("one")
 @pytest.fixture
 async def port(service: ApiService, free_port: int) -> AsyncIterator[int]:
     """Of a server that waits half a second for whatever a client is to do."""
-    config = GrpcConfig(enabled=True, port=free_port, read_timeout_s=0.5, write_timeout_s=0.5)
+    config = GrpcConfig(
+        enabled=True, port=free_port, read_timeout_s=0.5, write_timeout_s=0.5, max_message_bytes=4096
+    )
     server = make_server(config, service, METRICS)
     await server.start()
     yield free_port
@@ -76,6 +78,20 @@ async def test_a_call_that_says_it_has_no_message_is_refused(
     made = opened(channel, streamed=streamed)
     await made.done_writing()
     assert await refusal(made) == (grpc.StatusCode.INVALID_ARGUMENT, "missing_message")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_message_too_large_is_refused_as_that(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture, streamed: bool
+) -> None:
+    """gRPC itself refuses it, and to who waits for it that looks as if there were none."""
+    caplog.set_level("INFO", "deployments.refusals")
+    made = opened(channel, streamed=streamed)
+    await made.write(pb.GenerateRequest(prompt="x" * 5000).SerializeToString())
+    async with asyncio.timeout(10.0):
+        assert await made.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await asyncio.sleep(0.3)
+    assert not caplog.records
 
 
 async def test_so_many_messages_are_awaited_at_most(
