@@ -43,6 +43,7 @@ class Caller:
         ended: why it ended; empty before.
         is_gone: whether nobody waits for it any more.
         defect: code that it must be refused with, if any.
+        others: requests that are further choices of the same answer.
     """
 
     submit: Submit
@@ -50,6 +51,7 @@ class Caller:
     ended: str = ""
     is_gone: bool = False
     defect: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Clients:
         lives: by the id on the wire.
         homeless: pending requests that no cell has.
         duplicates: (connection, id) of submissions that must be refused as duplicates.
+        given_up: choices whose answer has failed, as another of its choices did; their cell is to be told.
     """
 
     def __init__(self, texts: Texts, num_clients: int) -> None:
@@ -78,6 +81,7 @@ class Clients:
         self.lives: dict[str, Life] = {}
         self.homeless: list[Pending] = []
         self.duplicates: list[tuple[str, str]] = []
+        self.given_up: list[Pending] = []
         self.max_tokens = 0
         self.num_resubmitted = 0
         self._texts = texts
@@ -104,6 +108,14 @@ class Clients:
         self.callers[submit.request_id] = Caller(submit, defect=defect)
         pending = self.pending[submit.request_id] = Pending(submit, [])
         return pending
+
+    def begin_choices(self, choices: Sequence[Submit]) -> list[Pending]:
+        """A caller's new request for an answer of several choices; when one fails, so does the answer."""
+        begun = [self.begin(submit) for submit in choices]
+        names = {submit.request_id for submit in choices}
+        for name in names:
+            self.callers[name].others = tuple(sorted(names - {name}))
+        return begun
 
     def send(self, pending: Pending, connection: Connection) -> Submit | None:
         """What goes to the cell for the request's next life; None if it turns out to have ended."""
@@ -190,8 +202,8 @@ class Clients:
         while connection.inbox:
             message = connection.inbox.popleft()
             pending = self.lives[message.request_id].pending
-            if pending.wire_id != message.request_id:
-                continue  # of an earlier life
+            if pending.wire_id != message.request_id or pending.request.request_id not in self.pending:
+                continue  # of an earlier life, or nobody waits for it
             if isinstance(message, TokenEvent):
                 pending.accept(message)
                 self._pass_on(pending)
@@ -222,6 +234,19 @@ class Clients:
         require(not caller.ended, f"{pending.request.request_id} ended twice")
         caller.ended = reason
         self.pending.pop(pending.request.request_id, None)
+        if reason not in ("stop", "length"):
+            for name in caller.others:
+                self._give_up(name)
+
+    def _give_up(self, name: str) -> None:
+        """Nobody waits for a choice any more."""
+        pending = self.pending.pop(name, None)
+        if pending is None:
+            return
+        self.callers[name].is_gone, self.callers[name].ended = True, "gone"
+        if pending.cell:
+            self.lives[pending.wire_id].may_be_cancelled = True
+            self.given_up.append(pending)
 
     # Losses
 
@@ -236,6 +261,8 @@ class Clients:
             life_now = self.lives.get(pending.wire_id)
             if life_now is None or life_now.client != connection.name:
                 continue
+            if pending.request.request_id not in self.pending:
+                continue  # a choice of an answer that has just failed
             pending.lost()
             if for_good:
                 self.callers[pending.request.request_id].is_gone = True

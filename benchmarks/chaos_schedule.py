@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+import msgspec
+
 from benchmarks.chaos_corruptions import CORRUPTIONS
 from benchmarks.chaos_workers import KINDS, MAX_TOKENS, VOCAB
 from cluster.batching.registry import BATCHING_RULES
@@ -20,6 +22,9 @@ Operation = tuple[str, *tuple[int, ...]]
 
 #: Operations without which nothing happens, and how often each is drawn.
 COMMON = {"submit": 10, "burst": 2, "answer": 40, "answers": 5}
+#: In half of the schedules, in place of bursts: several choices of one answer. It is not drawn, so that
+#: schedules are otherwise what they were.
+CHOICES = "choices"
 #: Faults and changes; each schedule draws from some of them (swarm testing, Groce et al., ISSTA 2012).
 FAULTS = {
     "advance": 3,
@@ -149,6 +154,8 @@ def drawn(seed: int, most_operations: int = MOST_OPERATIONS) -> Schedule:
     enabled = [name for name in FAULTS if rng.random() < 0.35]
     weights = COMMON | {name: FAULTS[name] for name in enabled}
     names = rng.choices(list(weights), weights=list(weights.values()), k=rng.randint(10, most_operations))
+    if settings.seed % 2:
+        names = [CHOICES if name == "burst" else name for name in names]
     return Schedule(settings, tuple((name, rng.randrange(1 << 20)) for name in names))
 
 
@@ -194,6 +201,12 @@ def request(number: int, draw: int) -> Submit:
     )
 
 
+def choices(number: int, draw: int) -> list[Submit]:
+    """The choices of the answer that `draw` stands for, as front ends ask for them: each a request."""
+    one = request(number, draw)
+    return [msgspec.structs.replace(one, request_id=f"r{number + index}") for index in range(2 + draw % 4)]
+
+
 #: Codes that refuse a request for its own sake, by what is wrong with it.
 DEFECTS: dict[str, dict[str, object]] = {
     "empty_prompt": {"prompt": []},
@@ -208,6 +221,8 @@ def _remark(operation: Operation) -> str:
         case ("submit", draw):
             made = request(0, draw)
             return f"  # prompt {len(made.prompt)}, max_tokens {made.sampling.max_tokens}"
+        case ("choices", draw):
+            return f"  # {len(choices(0, draw))} of them"
         case ("corrupt", draw):
             return f"  # {CORRUPTION_NAMES[draw % len(CORRUPTION_NAMES)]}"
         case ("bad_request", draw):

@@ -16,6 +16,7 @@ from benchmarks.chaos_schedule import (
     NUM_CLIENTS,
     Operation,
     Schedule,
+    choices,
     request,
 )
 from benchmarks.chaos_workers import (
@@ -62,6 +63,7 @@ class ChaosWorld(ChaosCell):
     def apply(self, operation: Operation) -> None:
         """One operation; one for which there is nothing does nothing."""
         getattr(self, f"_do_{operation[0]}")(*operation[1:])
+        self._give_up()
 
     # Operations: requests
 
@@ -74,6 +76,12 @@ class ChaosWorld(ChaosCell):
         if pending.is_cancelled and pending.cell:
             self.clients.lives[message.request_id].may_be_cancelled = True
             self.handle(Cancelled(message.request_id))
+
+    def _give_up(self) -> None:
+        """Tell the cell of choices whose answer has failed."""
+        while self.clients.given_up:
+            self.counts["choices given up"] += 1
+            self.handle(Cancelled(self.clients.given_up.pop().wire_id))
 
     def _place_homeless(self) -> None:
         homeless, self.clients.homeless = self.clients.homeless, []
@@ -88,6 +96,17 @@ class ChaosWorld(ChaosCell):
     def _do_burst(self, draw: int) -> None:
         for number in range(6):
             self._do_submit(draw + number)
+
+    def _do_choices(self, draw: int) -> None:
+        """Several choices of one answer; none is answered before all are sent."""
+        connection = self._connection(draw)
+        was_slow, connection.is_slow = connection.is_slow, True
+        for pending in self.clients.begin_choices(choices(len(self.clients.callers), draw)):
+            self.place(pending, connection)
+            self.counts["choices of several"] += 1
+        connection.is_slow = was_slow
+        if not was_slow:
+            self.clients.receive(connection)
 
     def _do_bad_request(self, draw: int) -> None:
         defect, changes = list(DEFECTS.items())[draw % len(DEFECTS)]
@@ -305,6 +324,7 @@ class ChaosWorld(ChaosCell):
             self._lose(TARGET)
         for name in list(self._dead):
             self._return(name)
+        self._give_up()
         self._serve_all()
         self.clients.check_ends()
         check_at_rest(self.core)
@@ -334,6 +354,7 @@ class ChaosWorld(ChaosCell):
                 steps += worker == TARGET
                 idle = 0
                 self.handle(self._answers[worker].popleft())
+                self._give_up()
             else:
                 idle += 1
                 self.now += TICK_S

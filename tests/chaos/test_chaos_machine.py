@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from benchmarks.chaos_schedule import COMMON, FAULTS, Settings
+from benchmarks.chaos_schedule import CHOICES, COMMON, FAULTS, Settings
 from benchmarks.chaos_world import ChaosWorld
 from cluster.core import SchedulerCore
 from tests.examples import examples
@@ -28,7 +28,7 @@ class ChaosMachine(RuleBasedStateMachine):
         logging.disable(logging.CRITICAL)
         self.world = ChaosWorld(Settings.drawn(random.Random(seed)), self.core)
 
-    @rule(name=st.sampled_from(sorted(COMMON)), draw=DRAWS)
+    @rule(name=st.sampled_from(sorted([*COMMON, CHOICES])), draw=DRAWS)
     def common(self, name: str, draw: int) -> None:
         self.apply(name, draw)
 
