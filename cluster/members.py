@@ -11,6 +11,9 @@ import msgspec
 REPORT_INTERVAL_S = 0.25
 SILENT_S = 5.0
 
+#: A directory that was replaced may not have heard of all when it first answers; after so long it has.
+UNHEARD_S = 3.0
+
 State = Literal["starting", "ready", "draining"]
 
 

@@ -15,8 +15,8 @@ from deployments import reasoning
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
 from deployments.call_ids import call_prefix, new_call_id
-from deployments.cell_client import Endpoint, LocatedCell
-from deployments.cell_clients import CellClients, CellSource
+from deployments.cell_clients import CellClients
+from deployments.cell_source import CellSource, Endpoint, LocatedCell
 from deployments.choice_state import ChoiceState
 from deployments.detokenizer import Detokenizer
 from deployments.errors import ApiError, not_ready

@@ -6,12 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from cluster.members import Member
+from cluster.members import UNHEARD_S, Member
 from deployments.leaving import Hearing
 
 _POLL_S = 0.1
-# A directory that was replaced, too, may not have heard of all when it first answers.
-_UNHEARD_S = 3.0
 
 
 async def cells_serve(hearing: Hearing, own_id: str, target: str) -> None:
@@ -31,7 +29,7 @@ async def cells_serve(hearing: Hearing, own_id: str, target: str) -> None:
         if target in _targets(ready):
             return
         if hearing.members:  # else nobody knows
-            unheard_until = unheard_until or time.monotonic() + _UNHEARD_S
+            unheard_until = unheard_until or time.monotonic() + UNHEARD_S
             others_serve = bool(_targets(ready)) and any(one.kind == "front_end" for one in ready)
             if not others_serve and time.monotonic() >= unheard_until:
                 return

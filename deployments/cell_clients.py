@@ -8,7 +8,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
 
 from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member
 from cluster.stream_messages import (
@@ -23,6 +22,7 @@ from cluster.stream_messages import (
 from deployments.cancelled_everywhere import CancelledEverywhere
 from deployments.cell_connection import ATTEMPT_TIMEOUT_S, CellConnection
 from deployments.cell_router import CellRouter, uneven
+from deployments.cell_source import CellSource
 from deployments.pending_requests import PASSING, PASSING_IF_PROMISED, CellLost, Pending, RequestRejected
 
 _log = logging.getLogger(__name__)
@@ -39,17 +39,6 @@ _UNHEARD_S = 20 * REPORT_INTERVAL_S
 _RELIEVE_PAUSE_S = 1.0
 
 
-class CellSource(Protocol):
-    """Where a front end learns which cells there are."""
-
-    @property
-    def poll_s(self) -> float | None:
-        """How often to ask while connected; None: only after a connection was lost."""
-
-    async def cells(self) -> Sequence[Member]:
-        """The cells with their endpoints; anything raised is taken for an outage that may pass."""
-
-
 class CellClients:
     """Submits requests and hands their tokens out; survives the loss of connections and of cells.
 
@@ -59,7 +48,8 @@ class CellClients:
     waits for one. A refusal that another cell need not share is passed on only after all have refused.
 
     Args:
-        source: which cells there are.
+        source: which cells there are; requests that none has end with `CellLost` once it says that those to
+            come are of no use to them.
         give_up_after_s: how long requests wait while no cell can be reached, before they end with `CellLost`.
         silent_s: a cell that has given no sign of life for so long is left although its connection stands:
             it hangs, or its machine is cut off. So is one that the source has not named for so long, if there
@@ -208,6 +198,8 @@ class CellClients:
                 problem = repr(error)
             else:
                 self._follow([member for member in members if member.endpoint is not None])
+                if self._source.are_replaced:
+                    self._end_homeless("cells of another configuration have taken the place of its own")
             timeout_s = self._source.poll_s
             if not self.is_connected:
                 # A connection that opens wakes this up.
@@ -388,6 +380,11 @@ class CellClients:
         if waiting and not pending.cell:
             pending.ask_all()
             self._place(pending)
+
+    def _end_homeless(self, reason: str) -> None:
+        for pending in list(self._pending.values()):
+            if not pending.cell:
+                self._fail(pending, CellLost(reason))
 
     def _fail_all(self, reason: str) -> None:
         for pending in list(self._pending.values()):

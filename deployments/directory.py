@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member, MemberList
+from cluster.members import REPORT_INTERVAL_S, SILENT_S, UNHEARD_S, Member, MemberList
 from cluster.supervision import Supervisor
 from deployments.abandoned_groups import AbandonedGroups, free_abandoned
 from deployments.supervising import LOOK_S, supervise
@@ -112,25 +112,46 @@ async def ask(
 
 
 class ListedCells:
-    """The cells among the members, for a front end's connections (`cell_clients.CellSource`).
+    """The cells among the members, for a front end's connections (`cell_source.CellSource`).
 
-    While another target takes this one's place, which Kubernetes does when told to, there are cells of both.
-    What one has begun the other must not go on with, nor read the tokens of its front ends.
+    While another target takes this one's place, which Kubernetes does when told to, or other adapters do,
+    there are cells of both. What one has begun the other must not go on with, nor read the tokens of its
+    front ends.
 
     Args:
         members: all that were last heard of; may be called from other threads than the one that hears.
         target: whose cells they must be (`cluster.served_target`).
+        is_leaving: whether the front end is being removed. One that stays waits for cells of its own also
+            beside others: a rollout that was taken back makes some again.
     """
 
     poll_s: float | None = 0.1
 
-    def __init__(self, members: Callable[[], Sequence[Member]], target: str) -> None:
-        self._members, self._target = members, target
+    def __init__(
+        self,
+        members: Callable[[], Sequence[Member]],
+        target: str,
+        is_leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._members, self._target, self._is_leaving = members, target, is_leaving
+        self._replaced_since: float | None = None
+
+    @property
+    def are_replaced(self) -> bool:
+        """See `CellSource`."""
+        staying = [one for one in self._members() if one.kind == "cell" and one.state != "draining"]
+        if not (self._is_leaving() and staying) or any(map(self._is_own, staying)):
+            self._replaced_since = None
+            return False
+        self._replaced_since = self._replaced_since or time.monotonic()
+        return time.monotonic() - self._replaced_since >= UNHEARD_S
 
     async def cells(self) -> Sequence[Member]:
         """See `CellSource`."""
-        cells = [member for member in self._members() if member.kind == "cell"]
-        return [cell for cell in cells if cell.details.get("target") == self._target]
+        return [one for one in self._members() if one.kind == "cell" and self._is_own(one)]
+
+    def _is_own(self, cell: Member) -> bool:
+        return cell.details.get("target") == self._target
 
 
 class DirectoryClient:

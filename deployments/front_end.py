@@ -206,7 +206,11 @@ class FrontEnd(GrpcReplica):
 
     def _make_service(self) -> ApiService:
         """The API with connections of its own to the cells, for one event loop."""
-        cells = ListedCells(lambda: self._directory.members, served_target(self._config.target))
+        cells = ListedCells(
+            lambda: self._directory.members,
+            served_target(self._config.target),
+            is_leaving=lambda: self._is_draining,
+        )
         service = ApiService(
             CellHandle(self._cell),
             self._codec,

@@ -202,6 +202,7 @@ class Listing:
     """The directory."""
 
     poll_s: float | None = 0.05
+    are_replaced = False
 
     def __init__(self, cells: dict[str, LossyCell]) -> None:
         self._cells = cells

@@ -29,7 +29,7 @@ class Heard:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arriving, "_POLL_S", 0.01)
-    monkeypatch.setattr(arriving, "_UNHEARD_S", 0.2)
+    monkeypatch.setattr(arriving, "UNHEARD_S", 0.2)
 
 
 async def test_it_waits_for_a_cell_of_its_own_while_others_serve_another_target() -> None:

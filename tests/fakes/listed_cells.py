@@ -24,6 +24,7 @@ class Listed:
     poll_s: float | None = 0.01
 
     def __init__(self) -> None:
+        self.are_replaced = False
         self.stand_ins: dict[str, CellStandIn] = {}
         self.states: dict[str, State] = {}
         self.queues: dict[str, float] = {}
