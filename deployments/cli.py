@@ -14,6 +14,7 @@ from deployments.batch_command import batch
 from deployments.command_failure import fail
 from deployments.drafters_command import app as drafters_app
 from deployments.keys_command import app as keys_app
+from deployments.lasting_output import lasting_output
 from deployments.rollout_command import rollout
 from deployments.serve_arguments import ServeCommand
 
@@ -78,7 +79,8 @@ def serve(
                 typer.echo(f"warning: {warning}", err=True)
             return wanted
 
-        serving.run(settings, reload=reload)
+        with lasting_output():
+            serving.run(settings, reload=reload)
     except preflight.StartError as error:
         fail(str(error))
 

@@ -42,6 +42,7 @@ from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, build_app
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
+from deployments.hangups import Hangups
 from deployments.preflight import StartError
 from deployments.reserved_ports import ReservedPorts
 from deployments.startup import Startup
@@ -84,30 +85,21 @@ def run(
     """Serve until interrupted (without `block`: until `stop` or the end of the process); returns the URL.
 
     While it blocks, SIGHUP rolls out what `reload` returns then (`deployments.rollout`); one that comes
-    during the start waits for its end.
+    during the start waits for its end (`deployments.hangups`: not the one of a terminal that is closed).
     """
     console = console or Console(stderr=True)
     if not block:
         return _start(config, console)
-    hangups = 0
-
-    def on_hangup(*_: object) -> None:
-        nonlocal hangups
-        hangups += 1
-
-    def is_asked_again() -> bool:
-        return hangups > 0
-
-    if reload is not None:  # from now on: while models load it would be the end, with Ray left behind
-        signal.signal(signal.SIGHUP, on_hangup)
+    # From now on: while models load SIGHUP would be the end, with Ray left behind.
+    hangups = None if reload is None else Hangups()
     try:
         with running(config, console, on_ray=_stop_on_signal) as url:
             _print_welcome(console, config, url)
             while True:
                 time.sleep(_POLL_S)
-                if reload is not None and hangups:
-                    hangups = 0
-                    _roll_out(reload, console, is_asked_again)
+                if reload is not None and hangups is not None and hangups.number:
+                    hangups.number = 0
+                    _roll_out(reload, console, lambda: hangups.number > 0)
     except _Interrupted:
         return ""
     except SystemExit as error:
@@ -133,10 +125,10 @@ def _roll_out(
                 return
             line = progress.failure if progress.has_failed else progress.summary()
             if line != shown:
-                console.print(f"rollout: {line}", markup=False, highlight=False)
+                console.print(f"rollout: {line}", markup=False, highlight=False, soft_wrap=True)
             shown = line
     except Exception as error:  # who serves is not to end for the sake of a change
-        console.print(f"rollout: {error}", style="red", markup=False, highlight=False)
+        console.print(f"rollout: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
