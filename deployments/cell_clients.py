@@ -21,8 +21,9 @@ from cluster.stream_messages import (
 )
 from deployments.cancelled_everywhere import CancelledEverywhere
 from deployments.cell_connection import ATTEMPT_TIMEOUT_S, CellConnection
-from deployments.cell_router import CellRouter, uneven
+from deployments.cell_router import CellRouter
 from deployments.cell_source import CellSource
+from deployments.moving_requests import to_move
 from deployments.pending_requests import PASSING, PASSING_IF_PROMISED, CellLost, Pending, RequestRejected
 
 _log = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ class CellClients:
             connection = self._connections.get(member.id)
             if connection is not None:
                 begins = member.state == "ready" != connection.member.state
-                connection.member, connection.missing_since = member, None
+                connection.named(member)
                 if begins and connection.is_open:
                     self._opened(connection)
             elif self._pauses.get(member.id, (0.0, 0.0))[0] <= now:
@@ -245,19 +246,14 @@ class CellClients:
         self._relieve(now)
 
     def _relieve(self, now: float) -> None:
-        """Requests at the end of a long queue go to a cell that is predicted to begin them much earlier."""
+        """Requests go to a cell that is predicted to begin them much earlier."""
         if now < self._relieve_at:
             return
         self._relieve_at = now + _RELIEVE_PAUSE_S
-        there = [one for one in self._connections.values() if one.is_open and one.member.state == "ready"]
-        loads = [connection.load() for connection in there]
-        for is_behind in (False, True):
-            cell, share = uneven(loads, is_behind=is_behind)
-            queued = [one for one in self._pending.values() if one.waits_at(cell, is_behind=is_behind)]
-            for pending in reversed(queued[len(queued) - int(share * len(queued)) :]):
-                self._cancel(pending, is_moved=True)
-                pending.withdrawn()
-                self._place(pending)
+        for pending in list(to_move(self._pending.values(), self._connections.values(), now)):
+            self._cancel(pending, is_moved=True)
+            pending.withdrawn()
+            self._place(pending)
 
     def _opened(self, connection: CellConnection) -> None:
         """A cell is connected, or serves now: those that have none are sent there."""

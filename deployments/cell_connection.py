@@ -58,6 +58,7 @@ class CellConnection:
         self._was_heard = False
         self._missed = 0
         self.missing_since: float | None = None
+        self._away_since: float | None = None
         self._on_open = on_open
         self._on_message = on_message
         self._on_lost = on_lost
@@ -69,6 +70,19 @@ class CellConnection:
     def is_open(self) -> bool:
         """Whether messages can be sent right now."""
         return self._writer is not None
+
+    def named(self, member: Member) -> None:
+        """The directory has told of the cell as it is now."""
+        was, self.member, self.missing_since = self.member.state, member, None
+        if member.state != "starting":
+            self._away_since = None
+        elif was == "ready":
+            self._away_since = asyncio.get_running_loop().time()
+
+    def away_s(self, now: float) -> float:
+        """For how long the target of the cell, which is there, has been away after it served; else 0."""
+        since = self._away_since
+        return 0.0 if since is None or not self.is_open else now - since
 
     def send(self, message: ClientMessage) -> None:
         """Send, if it is open; a write to a dead connection is lost, which its reader notices."""

@@ -50,6 +50,8 @@ class Pending:
         is_promised: a cell has taken it, or may have: it is no longer turned away for what passes by itself.
         is_cancelled: the caller wants no more than its receipt.
         is_ended: somebody else had it ended, and no further cell is to have it.
+        has_fled: whether it has left a cell whose target was away. It does so once: should its prompt be what
+            ends targets, it does not go from cell to cell.
         refused_by: cells that refused it since it was last taken.
         turned_away: of the refusals of those that serve, the one that is over first; it outweighs that of
             one that does not yet.
@@ -68,6 +70,7 @@ class Pending:
     is_promised: bool = False
     is_cancelled: bool = False
     is_ended: bool = False
+    has_fled: bool = False
     refused_by: set[str] = field(default_factory=set)
     turned_away: Rejected | None = None
     refused_at: float | None = None

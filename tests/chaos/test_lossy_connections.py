@@ -147,13 +147,18 @@ class LossyConnection:
         on_lost: Callable[[LossyConnection], None],
         silent_s: float,
     ) -> None:
-        self.member = member
+        self.named(member)
         self.was_open = self.is_open = self.was_silent = False
-        self.missing_since: float | None = None
         self.inbox: deque[CellMessage] = deque()
         self.outbox: deque[ClientMessage] = deque()
         self._on_open, self._on_message, self._on_lost = on_open, on_message, on_lost
         self._opening = asyncio.get_running_loop().call_later(0.01, self._open)
+
+    def named(self, member: Member) -> None:
+        self.member, self.missing_since = member, None
+
+    def away_s(self, now: float) -> float:
+        return 0.0  # targets are part of their cells here
 
     def _open(self) -> None:
         cell = self.cells.get(self.member.id)
