@@ -68,13 +68,16 @@ class CellStats:
         num_slots = core.verifier.num_slots if core.verifier is not None else 0
         per_token_s = prefill_seconds(core)
         step_s = core.planner.step_s
-        idle_tpot_s = self._predicted_tpot(core, 0, 0)
+        # By loads as low as that: present steps are longer than its own by those of all the others.
+        idle_tpot_s = core.door.forecast.alone_tpot_s(drafts=bool(core.pool.drafters))
         num_here = len(running) + sum(map(gives_way, core.batcher.taking_part(everybody)))
         tpot_s = self._predicted_tpot(core, len(running), num_here) if running else idle_tpot_s
         queue_s = background_queue_s = self._queue_seconds(core, running, waiting, per_token_s, tpot_s)
         background = [request for request in everybody if gives_way(request)]
         if background or len(all_waiting) > len(waiting):
-            background_queue_s = self._queue_seconds(core, everybody, all_waiting, per_token_s, tpot_s)
+            # Those before it end at the pace that there is, not at what it would be without the background.
+            present_s = self._predicted_tpot(core, num_here, num_here)
+            background_queue_s = self._queue_seconds(core, everybody, all_waiting, per_token_s, present_s)
         used = 1.0 - core.free_slots / num_slots if num_slots else 0.0
         background_kv_use = 0.0
         if background and num_slots:
@@ -119,14 +122,12 @@ class CellStats:
         """
         pace = core.batcher.pace
         committed = max(1.0, pace.num_committed.value)
-        alone_s = core.cost.verify_seconds(1, 1, 0) + pace.beside_s.value
-        if num_running == 0:
-            return alone_s / committed
         rows = pace.num_rows.value
         added = core.cost.verify_seconds(num_running + 1, round((num_running + 1) * rows), 0)
         added -= core.cost.verify_seconds(num_here, round(num_here * rows), 0)
         step_s = core.planner.step_s
         if num_here > num_running:
+            alone_s = core.cost.verify_seconds(1, 1, 0) + pace.beside_s.value
             return min(step_s, max(alone_s, step_s + added)) / committed
         return (step_s + max(0.0, added)) / committed
 

@@ -363,23 +363,24 @@ class Forecast:
 
     def alone(self, submit: Submit, *, drafts: bool) -> Prediction:
         """The best that can be hoped for: nobody else served, and drafts that are worth their while."""
-        # Later than now: one that decodes by itself now may do so beside a burst of prompts.
-        predicted = self.predict(submit, (), Schedule(0.0, (), (), 1), drafts=drafts, after_s=1e-6)
-        # Nor by prompts that were slow once: where all are refused for that, none shows that it is over.
         num_tokens = (1.0 - min(1.0, self._cached_share.value)) * (len(submit.prompt) + len(submit.output))
-        least_ms = 1e3 * self._chunks_s(num_tokens, self.chunk_tokens, 0)
-        predicted = predicted.later(1e-3 * min(0.0, least_ms - predicted.ttft_ms))
-        if not drafts or submit.speculation.mode == "off":
-            return predicted
+        # Not by prompts that were slow once: where all are refused for that, none shows that it is over.
+        least_s = self._chunks_s(num_tokens, self.chunk_tokens, 0)
+        ttft_ms = 1e3 * min(self.prefill_s(num_tokens, 0), least_s)
+        drafts = drafts and submit.speculation.mode != "off"
+        tpot_ms = 1e3 * self.alone_tpot_s(drafts=drafts, num_context=len(submit.prompt))
+        num_after = max(0, submit.num_reckoned - 1 - len(submit.output))
+        return Prediction(ttft_ms=ttft_ms, tpot_ms=tpot_ms, e2e_ms=ttft_ms + num_after * tpot_ms)
+
+    def alone_tpot_s(self, *, drafts: bool, num_context: float = 0.0) -> float:
+        """Seconds per output token of a request beside nobody, with drafts that are worth their while."""
+        # As when nobody comes: one that decodes by itself now may do so beside a burst of prompts.
+        tpot_s = self.tpot_s(1, drafts=drafts, num_context=num_context, is_calm=True)
         pace = self._paces.get(1)
-        if pace is not None and pace.step_s.seen >= KNOWN_STEPS:
-            return predicted
-        plain_s = self._plain_s(1, len(submit.prompt)) + self.cost.profile.overhead_s
-        tpot_ms = min(predicted.tpot_ms, 1e3 * plain_s / SOLO_TOKENS)
-        num_after = max(0, submit.num_reckoned - 1)
-        return Prediction(
-            ttft_ms=predicted.ttft_ms, tpot_ms=tpot_ms, e2e_ms=predicted.ttft_ms + num_after * tpot_ms
-        )
+        if not drafts or (pace is not None and pace.step_s.seen >= KNOWN_STEPS):
+            return tpot_s
+        plain_s = self._plain_s(1, num_context) + self.cost.profile.overhead_s
+        return min(tpot_s, plain_s / SOLO_TOKENS)
 
     def _mean_length(self, requests: Collection[Request]) -> float:
         """Output tokens that a request like these is expected to get in all."""

@@ -1,0 +1,78 @@
+"""What a simulated cell tells of its load, against what then happens: cells are chosen and added by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.cell_stats import CellStats
+from cluster.events import RequestArrived
+from cluster.scaling_config import CellScalingConfig
+from cluster.stream_messages import Objective
+from deployments.scaling_rules import Memory, desired_cells, overload_with
+from simulator import hardware
+from simulator.run import Cell, Options
+from simulator.systems import Bounds, parse
+from simulator.workloads import SimRequest
+
+# A cell of it takes 15 ms per token with 64 requests, and 2 ms with one.
+PROFILE = hardware.load("llama-8b-h200-served")
+
+
+class ToldCell(Cell):
+    """Tells of its load whenever a request comes.
+
+    Attributes:
+        told: by the id of the request that came.
+        waited_s: from when a request came until it had a place.
+    """
+
+    def __init__(self, system: str, max_running: int) -> None:
+        super().__init__(PROFILE, parse(system, Bounds(max_running=max_running)), Options(seed=1))
+        self.stats = CellStats()
+        self.told: dict[str, dict[str, float]] = {}
+        self.waited_s: dict[str, float] = {}
+        self._num_told = 0
+
+    def serve(self, until: float) -> None:
+        """Let everything happen that is due by then."""
+        while self.clock and self.clock.due <= until:
+            event = self._take_due()
+            if event is None:
+                continue
+            if isinstance(event, RequestArrived):
+                for _, receipt in list(self.receipts.values())[self._num_told :]:
+                    self.stats.ended(receipt.num_output_tokens)
+                self._num_told = len(self.receipts)
+                self.told[event.submit.request_id] = self.stats.measure(self.core, self.clock.now)
+            self._handle(event)
+            for request in self.core.running.values():
+                self.waited_s.setdefault(request.request_id, self.clock.now - request.arrived)
+
+
+def loaded(policy: str, tpot_ms: float) -> tuple[dict[str, float], float]:
+    """What is told with 64 requests that have an objective, and what the request before took alone."""
+    cell = ToldCell(f"{policy}/flotilla", 64)
+    cell.submit(SimRequest("alone", "code", 0.0, 100, 200, Objective(), seed=1))
+    for number in range(64):
+        cell.submit(
+            SimRequest(f"r{number}", "code", 5.0, 100, 400, Objective(tpot_ms=tpot_ms), seed=2 + number)
+        )
+    cell.serve(8.0)
+    assert len(cell.core.running) == 64
+    alone_ms = cell.receipts["alone"][1].tpot_ms
+    assert alone_ms is not None
+    return cell.stats.measure(cell.core, 8.0), alone_ms / 1e3
+
+
+@pytest.mark.parametrize("policy", ["flotilla", "autoregressive"])
+def test_a_loaded_cell_knows_what_a_request_alone_would_take(policy: str) -> None:
+    """Told by present steps it was five times as much: objectives that all miss counted as out of reach."""
+    stats, alone_s = loaded(policy, tpot_ms=9.0)
+    assert stats["idle_tpot_s"] == pytest.approx(alone_s, rel=0.25)
+    assert stats["tpot_s"] > 9e-3
+    assert stats["objectives"] == 64
+    assert stats["attainment"] < 0.2
+    config = CellScalingConfig(max=4, upscale_delay_s=0.0)
+    assert desired_cells([stats], 1, 0.0, config, Memory())[0] == 2
+    # One cell cannot bear what two such bear.
+    assert overload_with([stats, stats], 1, config) == float("inf")
