@@ -153,9 +153,9 @@ class CellStats:
         too_many = len(running) + len(waiting) + 1 - core.config.scheduler.max_running
         if too_many <= 0 or not running:
             return reading_s
-        mean_left = sum(map(self._remaining, running)) / len(running)
-        # Of `n` requests with `mean_left` tokens to go, one ends every `mean_left / n` steps of theirs.
-        return max(reading_s, too_many * mean_left * tpot_s / len(running))
+        # Of `n` requests of `length` tokens, begun one after the other, one ends every `length / n` steps.
+        length = sum(len(request.output) + self._remaining(request) for request in running) / len(running)
+        return max(reading_s, too_many * length * tpot_s / len(running))
 
     def _attains(
         self,

@@ -239,9 +239,10 @@ class SurfaceCells:
         too_many = self._running + waiting + 1 - self._surface.max_running
         if not (too_many > 0).any():
             return reading_s
-        left = np.bincount(self._cell, weights=self._expected_left(), minlength=self._num_places)
+        lengths = self._num_done() + self._expected_left()
+        tokens = np.bincount(self._cell, weights=lengths, minlength=self._num_places)
         running = np.maximum(1, self._running)
-        place_s = too_many * (left / running) * reports[:, COLUMN["tpot_s"]] / running
+        place_s = too_many * (tokens / running) * reports[:, COLUMN["tpot_s"]] / running
         is_full = (too_many > 0) & (self._running > 0)
         queue_s: Floats = np.where(is_full, np.maximum(reading_s, place_s), reading_s)
         return queue_s

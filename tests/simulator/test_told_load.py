@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from cluster.cell_stats import CellStats
@@ -9,7 +12,7 @@ from cluster.events import RequestArrived
 from cluster.scaling_config import CellScalingConfig
 from cluster.stream_messages import Objective
 from deployments.scaling_rules import Memory, desired_cells, overload_with
-from simulator import hardware
+from simulator import hardware, workloads
 from simulator.run import Cell, Options
 from simulator.systems import Bounds, parse
 from simulator.workloads import SimRequest
@@ -76,3 +79,30 @@ def test_a_loaded_cell_knows_what_a_request_alone_would_take(policy: str) -> Non
     assert desired_cells([stats], 1, 0.0, config, Memory())[0] == 2
     # One cell cannot bear what two such bear.
     assert overload_with([stats, stats], 1, config) == float("inf")
+
+
+def test_a_queue_takes_as_long_as_is_told() -> None:
+    """By what those who run have left, and not by how long answers are, half of that was told."""
+    cell = ToldCell("flotilla", 48)
+    shapes = [replace(one, num_prompt=min(one.num_prompt, 300)) for one in workloads.synthetic(450, 1)]
+    for request in workloads.arrive(shapes, 6e-3, rate=30.0, seed=1):
+        cell.submit(replace(request, objective=Objective()))
+    cell.serve(60.0)
+    late = [name for name, stats in cell.told.items() if stats["waiting"] > 40 and name in cell.waited_s]
+    assert len(late) > 100
+    ratios = [cell.told[name]["queue_s"] / cell.waited_s[name] for name in late]
+    assert 0.8 < np.median(ratios) < 1.25
+
+
+def test_a_backlog_ends_at_the_pace_that_there_is() -> None:
+    """Not at that of a cell without it, which would be several times as fast."""
+    cell = ToldCell("autoregressive/flotilla", 64)
+    for number in range(400):
+        at_s, length = 0.02 * number, 200 + number % 100
+        cell.submit(SimRequest(f"r{number}", "code", at_s, 50, length, Objective(), seed=number, priority=10))
+    cell.serve(60.0)
+    late = [f"r{number}" for number in range(300, 400)]  # how long answers are is known by then
+    assert all(cell.told[name]["background_waiting"] > 30 for name in late)
+    ratios = [cell.told[name]["background_queue_s"] / cell.waited_s[name] for name in late]
+    assert 0.7 < np.median(ratios) < 1.3
+    assert all(stats["queue_s"] == 0.0 for stats in cell.told.values())
