@@ -43,6 +43,8 @@ def in_words(kind: str, text: str, context: Mapping[str, Any] | None = None) -> 
         return f"must have at {_NUMBERED[kind]} {number} {what}{'' if number == 1 else 's'}"
     if kind == "string_pattern_mismatch":
         return f"must match the pattern {context['pattern']}"
+    if kind == "none_required":
+        return "must be null"
     name = kind.removesuffix("_parsing").removesuffix("_type")
     if name != kind and name in _TYPES:
         return f"must be {_TYPES[name]}"

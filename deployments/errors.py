@@ -264,7 +264,7 @@ def from_validation(
     path = field_path(location)
     field = f"`{path}`" if location else "the request body"
     if kind == "extra_forbidden":
-        name = field_meant(model, location)
+        name = _called_here(model, location) or field_meant(model, location)
         advice = f"Did you mean `{name}`? The" if name else "Remove it; the"
         listed = "docs/configuration.md" if model is None else "the server's /openapi.json"
         return bad_request(
@@ -279,6 +279,22 @@ def from_validation(
     shown = "" if isinstance(value, dict | list) else f" (got {_shorten(value)})"
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     return bad_request(f"{field}: {text}{shown}.", path if location else None, code)
+
+
+#: What endpoints call differently; a name that is only alike is of another thing (`min_tokens`).
+_SAME_MEANING = (
+    {"max_tokens", "max_completion_tokens", "max_output_tokens"},
+    {"prompt", "messages", "input"},
+    {"system", "instructions"},
+)
+
+
+def _called_here(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> str:
+    """What this endpoint calls a field of another endpoint, if it has it by another name."""
+    if model is None or len(location) != 1:
+        return ""
+    meant = [name for names in _SAME_MEANING if location[0] in names for name in names - {location[0]}]
+    return next((name for name in sorted(meant) if name in model.model_fields), "")
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

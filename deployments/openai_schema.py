@@ -274,7 +274,11 @@ def json_object(
     try:
         data = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise bad_request(f"{what} is not valid JSON: {error}.", param, "invalid_json") from None
+        reason = str(error)
+        for told in _HALF_OF_A_PAIR:
+            # Written by whoever cuts a text by JavaScript's length: the place alone says nothing to them.
+            reason = reason.replace(told, "half of a surrogate pair, as of an emoji that was cut in two,")
+        raise bad_request(f"{what} is not valid JSON: {reason}.", param, "invalid_json") from None
     if not isinstance(data, dict):
         raise bad_request(f"{what} must be a JSON object.", param, "invalid_json")
     if isinstance(text, bytes):
@@ -283,6 +287,9 @@ def json_object(
         _check_finite(data)
     return data
 
+
+#: How the parser tells `"\ud83d"` without its other half.
+_HALF_OF_A_PAIR = ("unexpected end of hex escape", "lone leading surrogate in hex escape")
 
 # What a number must have to be above 1e308: other bodies, of which the parts may be millions, are not walked.
 _MAY_BE_BEYOND = re.compile(r"[eE]\+?\d\d|\d{250}")

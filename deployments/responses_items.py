@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.errors import ApiError, without_form
+from deployments.errors import ApiError, bad_request, without_form
 from deployments.openai_schema import validated
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.schema_values import MessageText
@@ -118,7 +118,25 @@ FORM = re.compile(
 
 def checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallOutput | InputReasoning]:
     """The items of an input; raises `ApiError` (400) that names the one at fault."""
+    for place, item in enumerate(items):
+        if _is_reference(item):
+            # As the AI SDK sends by itself for every answer it had, also to whom said that it stores nothing.
+            raise bad_request(
+                f"`input.{place}` refers to an item of an earlier response, but this server stores none. "
+                "Send the item itself, as clients do that are told `store: false`.",
+                f"input.{place}",
+                "unsupported_parameter",
+            )
     try:
         return validated({"input": items}, _Input).input
     except ApiError as error:
         raise without_form(error, FORM) from None
+
+
+def _is_reference(item: Any) -> bool:
+    """Whether an item names one that OpenAI would have stored; its type may be left out."""
+    if not isinstance(item, dict):
+        return False
+    return item.get("type") == "item_reference" or (
+        item.keys() == {"type", "id"} and item["type"] == "message"
+    )

@@ -257,3 +257,57 @@ async def test_gateways_know_that_the_context_is_too_long(
     error = (await http.post(COMPLETIONS, json=body)).json()["error"]
     assert error["message"].startswith("This model's maximum context length is 256 tokens. However, ")
     assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("reference", [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}])
+@pytest.mark.api("responses", "input")
+async def test_what_refers_to_stored_items_is_told_to_send_them(
+    http: httpx.AsyncClient, reference: dict[str, Any]
+) -> None:
+    """Vercel's AI SDK does, from the second turn on, unless told `store: false`."""
+    response = await http.post(RESPONSES, json={"input": [HELLO, reference, HELLO]})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input.1")
+    assert error["code"] == "unsupported_parameter"
+    assert "this server stores none" in error["message"]
+    assert "`store: false`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "meant"),
+    [
+        (RESPONSES, {"input": "a", "max_tokens": 9}, "max_output_tokens"),
+        (RESPONSES, {"input": "a", "messages": [HELLO]}, "input"),
+        (COMPLETIONS, {"prompt": "a", "max_completion_tokens": 9}, "max_tokens"),
+        (CHAT, {"messages": [HELLO], "max_output_tokens": 9}, "max_completion_tokens"),
+        (CHAT, {"messages": [HELLO], "input": "a"}, "messages"),
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 9, "instructions": "a"}, "system"),
+    ],
+)
+async def test_a_field_of_another_endpoint_is_told_its_name_here(
+    http: httpx.AsyncClient, path: str, sent: dict[str, Any], meant: str
+) -> None:
+    """`max_tokens` of a response was said to be meant as `min_tokens`, which is spelt almost the same."""
+    error = (await http.post(path, json={"model": "demo", **sent})).json()["error"]
+    assert error["code"] == "unknown_parameter"
+    assert f"Did you mean `{meant}`?" in error["message"]
+
+
+@pytest.mark.parametrize("half", [r"\ud83d", r"cut \ud83d here", r"\ud83d\u0041", r"\ude00", r"\ud83d\n"])
+async def test_half_of_a_surrogate_pair_is_called_that(http: httpx.AsyncClient, half: str) -> None:
+    """JavaScript writes it for a text that was cut within an emoji; it is no character."""
+    sent = {"content": f'{{"prompt": "{half}"}}', "headers": {"Content-Type": "application/json"}}
+    error = (await http.post(COMPLETIONS, **sent)).json()["error"]
+    assert error["code"] == "invalid_json"
+    assert "half of a surrogate pair" in error["message"]
+    assert "at line 1 column " in error["message"]
+    whole = {**sent, "content": r'{"prompt": "\ud83d\ude00 \\ud83d"}'}
+    assert (await http.post(COMPLETIONS, **whole)).status_code == 200
+
+
+@pytest.mark.api("chat.completions", "messages")
+async def test_what_has_to_be_null_is_told_in_the_words_of_json(http: httpx.AsyncClient) -> None:
+    called = {"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}
+    error = (await http.post(CHAT, json={"messages": [HELLO, called]})).json()["error"]
+    assert error["param"] == "messages.1.function_call"
+    assert error["message"] == "`messages.1.function_call`: must be null."
