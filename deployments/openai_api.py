@@ -359,7 +359,8 @@ def _id_headers(scope: Scope, sends: bool) -> dict[str, str]:
 
 def _instead(path: str, there: Container[str]) -> str:
     """What was meant by a path that there is not, as of clients with another base URL."""
-    for meant, ends in (f"/v1{path}", "with /v1"), (path.removeprefix("/v1"), "without /v1"):
+    paths = f"/v1{path}", path.removeprefix("/v1"), path.replace("//", "/")
+    for meant, ends in zip(paths, ("with /v1", "without /v1", "without a slash"), strict=True):
         if meant != path and meant in there:
             return f"there is {meant}: the client's base URL is to end {ends}"
     return "the routes are listed in /openapi.json"

@@ -311,3 +311,24 @@ async def test_what_has_to_be_null_is_told_in_the_words_of_json(http: httpx.Asyn
     error = (await http.post(CHAT, json={"messages": [HELLO, called]})).json()["error"]
     assert error["param"] == "messages.1.function_call"
     assert error["message"] == "`messages.1.function_call`: must be null."
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        (f"/{CHAT}", f"there is {CHAT}: the client's base URL is to end without a slash"),
+        (
+            f"/v1/{CHAT.removeprefix('/v1')}",
+            f"there is {CHAT}: the client's base URL is to end without a slash",
+        ),
+        ("//nothing", "the routes are listed in /openapi.json"),
+    ],
+)
+async def test_a_base_url_that_ends_with_a_slash_is_called_that(
+    http: httpx.AsyncClient, path: str, advice: str
+) -> None:
+    """Scripts put the path behind it as it is, slash and all."""
+    response = await http.post(f"http://cell{path}", json={"messages": [HELLO]})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert error["message"] == f"There is no {path} here; {advice}."
