@@ -12,13 +12,15 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from deployments import grpc_mapping as mapping
+from deployments.authentication import Authenticator
 from deployments.errors import ApiError, bad_request
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_calls import counted
+from deployments.grpc_service import SERVICE_NAME
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-#: Calls whose messages are awaited at once: each takes some 20 KB, and nobody has shown a key yet.
+#: Calls whose messages are awaited at once: each takes some 20 KB.
 MOST_AWAITED = 1024
 
 #: By then a call that gRPC has ended is cancelled.
@@ -36,10 +38,11 @@ class Reading(grpc.aio.ServerInterceptor):
     Args:
         within_s: how long after a call its message may come.
         metrics: count the calls that are refused here.
+        authenticator: whose keys calls of generation need. Who has none awaits nothing, in nobody's place.
     """
 
-    def __init__(self, within_s: float, metrics: FrontEndMetrics) -> None:
-        self._within_s, self._metrics = within_s, metrics
+    def __init__(self, within_s: float, metrics: FrontEndMetrics, authenticator: Authenticator) -> None:
+        self._within_s, self._metrics, self._authenticator = within_s, metrics, authenticator
         self._num_awaited = 0
 
     async def intercept_service(
@@ -51,7 +54,8 @@ class Reading(grpc.aio.ServerInterceptor):
             return handler
         reads = handler.request_deserializer
         answers = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        method = handler_call_details.method.rpartition("/")[2]
+        named, _, method = handler_call_details.method.rpartition("/")
+        needs_key = named == f"/{SERVICE_NAME}"
 
         def read(data: bytes) -> Any:
             try:
@@ -60,10 +64,13 @@ class Reading(grpc.aio.ServerInterceptor):
                 return error
 
         async def answer(_: Any, context: _Context) -> Any:
+            sent = mapping.metadata_of(context)
             try:
+                if needs_key:
+                    with self._authenticator.admitted(mapping.authorization_of(sent), "api"):
+                        pass
                 message = await self._message(context)
             except ApiError as error:
-                sent = mapping.metadata_of(context)
                 with contextlib.suppress(ApiError), counted(self._metrics, method, sent):
                     raise
                 await context.abort(*mapping.status(error))

@@ -160,8 +160,12 @@ def make_server(
     keepalive_ms = int(1e3 * config.keepalive_s)
     leaving = leaving or asyncio.Event()
     metrics = metrics or FrontEndMetrics()
+    authenticator = authenticator or Authenticator(environment={})
     server = grpc.aio.server(
-        interceptors=[Reading(config.read_timeout_s, metrics), LettingGo(leaving, config.read_timeout_s)],
+        interceptors=[
+            Reading(config.read_timeout_s, metrics, authenticator),
+            LettingGo(leaving, config.read_timeout_s),
+        ],
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", config.max_message_bytes),

@@ -8,14 +8,16 @@ from deployments.cell_connection import CellConnection
 from deployments.cell_router import uneven
 from deployments.pending_requests import Pending
 
-# A target that is lost is back sooner as a rule; who has not begun waits there no longer if others serve.
+# A target that is lost is back sooner as a rule; nobody waits there for longer if others serve.
 _AWAY_S = 30.0
 
 
 def to_move(
     pending: Collection[Pending], connections: Collection[CellConnection], now: float
 ) -> Iterator[Pending]:
-    """Those without a token yet at the end of a much longer queue, or where the target stays away.
+    """Those without a token yet at the end of a much longer queue, and all where the target stays away.
+
+    From there each goes once: it may be what ended the target, and is not to end all.
 
     Args:
         pending: all requests.
@@ -30,6 +32,6 @@ def to_move(
         yield from reversed(queued[len(queued) - int(share * len(queued)) :])
     away = {one.member.id for one in connections if one.away_s(now) > _AWAY_S} if there else ()
     for request in pending:
-        if request.cell in away and not (request.output or request.has_fled):
+        if request.cell in away and not request.has_fled:
             request.has_fled = True
             yield request

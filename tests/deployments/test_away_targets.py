@@ -89,18 +89,20 @@ async def test_who_fled_once_stays_where_it_is(clients: CellClients, listed: Lis
     await clients.close()
 
 
-async def test_who_has_tokens_stays(clients: CellClients, listed: Listed) -> None:
+async def test_who_has_begun_goes_on_there(clients: CellClients, listed: Listed) -> None:
+    """It waited until the target was back, for as long as its client did."""
     one = listed.add("one")
-    one.pause_s = 0.3
+    one.pause_s = 0.01
     await connected(clients, 1)
     task = asyncio.create_task(tokens_of(clients, submission(60)))
     pending = clients._pending
     await eventually(lambda: any(request.output for request in pending.values()))
-    listed.add("two")
+    one.stopped = True
+    two = listed.add("two")
     await connected(clients, 2)
     listed.states["one"] = "starting"
-    await asyncio.sleep(0.6)
-    assert not one.moved
-    assert not task.done()
-    task.cancel()
+    assert await asyncio.wait_for(task, 5) == list(range(60))
+    assert one.moved
+    assert two.submissions[0].output == list(range(len(two.submissions[0].output)))
+    assert two.submissions[0].output
     await clients.close()

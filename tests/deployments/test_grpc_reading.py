@@ -13,7 +13,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.grpc_config import GrpcConfig
 from deployments import grpc_leaving, grpc_reading
+from deployments.api_keys import new_key
 from deployments.api_service import ApiService
+from deployments.authentication import Authenticator
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_mapping import ERROR_KEY
 from deployments.grpc_server import make_server
@@ -105,6 +107,22 @@ async def test_so_many_messages_are_awaited_at_most(
     await asyncio.sleep(0.1)
     await late.write(pb.GenerateRequest(prompt="hi", max_tokens=100).SerializeToString())
     assert pb.GenerateResponse.FromString(await late).choices[0].text == ANSWER
+
+
+async def test_who_has_no_key_takes_no_place_of_those_whose_messages_are_awaited(
+    service: ApiService, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, anybody could have others' calls refused."""
+    monkeypatch.setattr(grpc_reading, "MOST_AWAITED", 0)
+    key = new_key()
+    authenticator = Authenticator(environment={"FLOTILLA_API_KEY": key})
+    server = make_server(GrpcConfig(enabled=True, port=free_port), service, authenticator=authenticator)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        assert (await refusal(opened(channel)))[0] is grpc.StatusCode.UNAUTHENTICATED
+        keyed = channel.stream_unary(METHOD)(metadata=(("authorization", f"Bearer {key}"),))
+        assert (await refusal(keyed))[1] == "too_many_requests"
+    await server.stop(None)
 
 
 async def test_a_message_that_cannot_be_read_is_counted(channel: grpc.aio.Channel) -> None:
