@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig
 from cluster.config_errors import wrong_fields
+from cluster.policies.own import own_policy
 from cluster.policies.registry import POLICIES
-from selector.own_classes import is_own, own_class
+from selector.own_classes import is_own
 
 OURS = "flotilla"
 PLAIN = "autoregressive"
@@ -68,7 +69,7 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
     """
     name, _, settings = text.partition(":")
     if is_own(name):
-        own_class(name, "policy")
+        own_policy(PolicyConfig(name=name))
     elif name not in POLICIES:
         raise ValueError(f"unknown policy `{name}`; known: {', '.join(sorted(POLICIES))}")
     raw = config.model_dump()

@@ -31,13 +31,18 @@ from verifier.messages import VerifyCall
 _log = logging.getLogger(__name__)
 
 
-def make_core(config: FlotillaConfig, cost: CostModel) -> SchedulerCore:
+def make_core(config: FlotillaConfig, cost: CostModel, *, goes_on: bool = False) -> SchedulerCore:
     """The core of the configured policy, with a record of its decisions if one is asked for.
+
+    Args:
+        config: of the cell.
+        cost: of its workers.
+        goes_on: whether errors of a user's policy end nothing (`make_policy`).
 
     Raises:
         ValueError: for an unknown policy.
     """
-    policy, debug = make_policy(config.policy), config.debug
+    policy, debug = make_policy(config.policy, goes_on=goes_on), config.debug
     if debug.decisions == 0 and debug.decisions_file is None:
         return SchedulerCore(config, policy, cost)
     return RecordedCore(config, policy, cost)

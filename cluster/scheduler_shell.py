@@ -196,7 +196,7 @@ class SchedulerShell:
         self._set_alarm(self.core.sending_ahead.held_until)
 
     def _made(self, config: FlotillaConfig, cost: CostModel) -> SchedulerCore:
-        core = make_core(config, cost)
+        core = make_core(config, cost, goes_on=True)
         core.sending_ahead.holds_back = self._call_later is not None
         return core
 

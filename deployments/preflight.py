@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster.config import FlotillaConfig
 from cluster.model_paths import adapter_directory, model_directory
 from cluster.placement import plan_cell
+from cluster.policies.own import own_policy
 from cluster.profile_file import ProfileError, load_profile
 from cluster.tier_config import DEFAULT_TIER
 from deployments.certificates import certificate_warnings, check_certificate
@@ -27,7 +28,9 @@ from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.model_files import check_model_files, check_ranks, check_weights
 from engine.quantized_files import UnsuitableWeights, check_quantization
 from engine.trusted_files import UntrustedModel, check_files
-from selector.own_classes import is_own, own_class
+from selector.acceptance import AcceptanceEstimates
+from selector.own import own_selector
+from selector.own_classes import is_own
 
 # Addresses that stand for every one of the machine, and one at which it can be asked.
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -49,13 +52,14 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             format that is not trusted or quantized in a way that is not read, more ranks than divide its
             heads, keys or certificates that cannot be read, decoding heads or an EAGLE layer of another
             target, an adapter that cannot be served, a cost profile that is missing or of other models, a
-            policy or selector of one's own that cannot be imported, placements that contradict each other,
+            policy or selector of one's own that cannot be made, placements that contradict each other,
             or a port that is taken.
     """
     try:
-        for name, what in ((config.policy.name, "policy"), (config.selector.name, "selector")):
-            if is_own(name):
-                own_class(name, what)
+        if is_own(config.policy.name):
+            own_policy(config.policy)
+        if is_own(config.selector.name):
+            own_selector(config.selector.name, AcceptanceEstimates())
         plan_cell(config)
     except ValueError as error:
         raise StartError(str(error)) from None

@@ -10,7 +10,8 @@ from selector.fixed import Fixed
 from selector.flotilla import Flotilla
 from selector.greedy_length import GreedyLength
 from selector.lbss import Lbss
-from selector.own_classes import is_own, own_class
+from selector.own import own_selector
+from selector.own_classes import is_own
 from selector.protocol import Selector
 
 SELECTORS = ("flotilla", "lbss", "epsilon-greedy", "greedy-length", "fixed")
@@ -44,8 +45,7 @@ def make_selector(
             sense.
     """
     if is_own(name):
-        own: Selector = own_class(name, "selector")(estimates)
-        return own
+        return own_selector(name, estimates)
     match name:
         case "flotilla":
             return Flotilla(estimates)

@@ -19,6 +19,7 @@ from benchmarks.objectives import parse_slos
 from benchmarks.tables import make_console
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
+from selector.own_classes import OwnClassError
 from simulator import hardware, oracle, report, systems, workloads
 from simulator.background import in_background
 from simulator.metrics import RunResult
@@ -186,19 +187,22 @@ def run(
         console=Console(stderr=True),
         transient=True,
     ) as bar:
-        if jobs > 1:
-            task = bar.add_task("systems", total=len(served_by))
-            results = run_jobs(
-                [Job(one.name, chosen, one, requests, options, beside) for one in served_by],
-                jobs,
-                lambda _: bar.advance(task),
-            )
-        else:
-            results = []
-            for one in served_by:
-                task = bar.add_task(one.name, total=len(requests))
-                on_progress = partial(_advance, bar, task)
-                results.append(simulate(chosen, one, requests, options, on_progress, beside))
+        try:
+            if jobs > 1:
+                task = bar.add_task("systems", total=len(served_by))
+                results = run_jobs(
+                    [Job(one.name, chosen, one, requests, options, beside) for one in served_by],
+                    jobs,
+                    lambda _: bar.advance(task),
+                )
+            else:
+                results = []
+                for one in served_by:
+                    task = bar.add_task(one.name, total=len(requests))
+                    on_progress = partial(_advance, bar, task)
+                    results.append(simulate(chosen, one, requests, options, on_progress, beside))
+        except OwnClassError as error:
+            fail(str(error))
     _show(results, chosen, requests, perf_counter() - started, is_json=json)
 
 

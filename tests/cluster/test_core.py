@@ -73,7 +73,8 @@ class World:
                 },
             }
         )
-        self.core = SchedulerCore(self.config, make_policy(self.config.policy), CostModel(DEFAULT_PROFILE))
+        policy = make_policy(self.config.policy, goes_on=True)
+        self.core = SchedulerCore(self.config, policy, CostModel(DEFAULT_PROFILE))
         self.target = self.make_target(num_slots)
         self.drafters: dict[str, SimulatedDrafter] = {}
         self.answers: list[Event] = []
