@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
     data = path.read_bytes()
     try:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (EOFError, UnicodeDecodeError, zlib.error) as error:
+    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked or is no text: {error}") from None
 
 
@@ -101,10 +101,14 @@ def what_is_wrong(error: Exception) -> str:
 
 def _line_times(text: str) -> np.ndarray:
     """Seconds of JSON lines with a `timestamp` in milliseconds."""
-    try:
-        stamps = [float(json.loads(line)["timestamp"]) for line in text.splitlines() if line]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"a line has no `timestamp` in milliseconds: {error}") from None
+    stamps = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line:
+            try:
+                stamps.append(float(json.loads(line)["timestamp"]))
+            except (KeyError, TypeError, ValueError) as error:
+                wrong = what_is_wrong(error)
+                raise ValueError(f"line {number} has no `timestamp` in milliseconds: {wrong}") from None
     return np.array(stamps) / 1000.0
 
 
@@ -112,17 +116,26 @@ def _column_times(text: str) -> np.ndarray:
     """Seconds of a CSV file, from any moment on."""
     rows = csv.DictReader(io.StringIO(text))
     column = next((name for name in rows.fieldnames or () if name.lower() == "timestamp"), None)
+    if rows.fieldnames is None:
+        raise ValueError("the file is empty")
     if column is None:
-        raise ValueError(f"no column TIMESTAMP among {rows.fieldnames}")
+        raise ValueError(f"no column TIMESTAMP among {', '.join(rows.fieldnames)}")
     stamps = [row[column] or "" for row in rows]
     try:
         return np.array([float(stamp) for stamp in stamps])
     except ValueError:
         # Azure writes seven decimals, which datetime.fromisoformat refuses and numpy takes. A zone
         # (the 2024 traces have one) is the same in every row, and only differences matter.
-        moments = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in stamps], "datetime64[ns]")
+        moments = np.array([_moment(row, stamp) for row, stamp in enumerate(stamps, start=1)])
         since_one: np.ndarray = (moments - moments[0]) / np.timedelta64(1, "s")
         return since_one
+
+
+def _moment(row: int, stamp: str) -> np.datetime64:
+    try:
+        return np.datetime64(stamp.partition("+")[0].rstrip("Z"), "ns")
+    except ValueError:
+        raise ValueError(f"TIMESTAMP of row {row} is no time: {stamp!r}") from None
 
 
 def rescale(times: list[float], rate: float | None) -> list[float]:

@@ -195,22 +195,24 @@ def adaserve_file(path: Path) -> list[Shape]:
     Raises:
         ValueError: if it is none.
     """
+    shapes: list[Shape] = []
     try:
-        rows = json.loads(read_text(path))
-        return [
-            Shape(
-                *_adaserve_fields(row),
-                arrival_s=float(row["emission_time_ms"]) / 1e3,
-            )
-            for row in rows
-        ]
+        for row in json.loads(read_text(path)):
+            shapes.append(_adaserve_request(row))
     except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no AdaServe workload: {error!r}") from None
+        where = f"entry {len(shapes) + 1}: {what_is_wrong(error)}"
+        raise ValueError(f"{path} is no AdaServe workload: {where}") from None
+    if not shapes:
+        raise ValueError(f"{path}: no requests")
+    return shapes
 
 
-def _adaserve_fields(row: Mapping[str, float]) -> tuple[str, int, int, SloSpec]:
+def _adaserve_request(row: Mapping[str, float]) -> Shape:
     kind, limit = adaserve_category(float(row["slo_ratio"]))
-    return kind, max(1, int(row["input_length"])), max(1, int(row["output_length"])), SloSpec(tpot=limit)
+    at_s, prompt, output = float(row["emission_time_ms"]) / 1e3, row["input_length"], row["output_length"]
+    if not math.isfinite(at_s):
+        raise ValueError(f"emission_time_ms is {row['emission_time_ms']}")
+    return Shape(kind, max(1, int(prompt)), max(1, int(output)), SloSpec(tpot=limit), arrival_s=at_s)
 
 
 def trace_file(path: Path, slo: SloSpec = NO_SLO_SPEC, most_tokens: int = 1 << 17) -> list[Shape]:
@@ -232,17 +234,23 @@ def trace_file(path: Path, slo: SloSpec = NO_SLO_SPEC, most_tokens: int = 1 << 1
     if ".jsonl" in path.suffixes:
         names = ("input_length", "output_length")
         rows = (json.loads(line) for line in text.splitlines() if line)
-    try:
-        lengths = [(int(row[names[0]]), int(row[names[1]])) for row in rows]
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: no lengths {' and '.join(names)} can be read: {what_is_wrong(error)}"
-        ) from None
+    lengths = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            prompt, output = int(row[names[0]]), int(row[names[1]])
+            if prompt < 0 or output < 0:
+                raise ValueError(f"{min(prompt, output)} is below 0")
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            wrong = what_is_wrong(error)
+            raise ValueError(f"{path}: row {number}: no lengths {' and '.join(names)}: {wrong}") from None
+        lengths.append((prompt, output))
     shapes = [
         Shape(kind, max(1, prompt), max(1, output), slo, at)
         for at, (prompt, output) in zip(times.tolist(), lengths, strict=True)
         if prompt + output <= most_tokens
     ]
+    if not shapes:
+        raise ValueError(f"{path}: every request has more than {most_tokens:,} tokens")
     return sorted(shapes, key=lambda shape: shape.arrival_s or 0.0)
 
 

@@ -178,7 +178,7 @@ def test_which_entry_of_a_prompt_file_is_wrong_is_told(
 def test_a_trace_without_times_is_told(line: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(line)
-    with pytest.raises(ValueError, match=r"trace\.jsonl: a line has no `timestamp`"):
+    with pytest.raises(ValueError, match=r"trace\.jsonl: line 1 has no `timestamp`"):
         arrivals.trace_times(path)
 
 
