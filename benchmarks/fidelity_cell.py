@@ -26,8 +26,10 @@ from benchmarks.objectives import Slo
 from benchmarks.prompts import Prompt
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostProfile
+from cluster.model_paths import model_directory
 from cluster.profile_file import load_profile
 from cluster.stream_messages import Receipt
+from engine.model_size import count_parameters
 
 # Steps that are kept; more than a run of half a minute has.
 STEPS_KEPT = 100_000
@@ -188,6 +190,11 @@ def _serve(
         max_tokens=max_tokens,
         saturation=saturation,
         acceptance_file=str(acceptance_file),
+        num_parameters={
+            drafter.name: count_parameters(model_directory(drafter.path))
+            for drafter in config.drafters
+            if drafter.kind == "model"
+        },
     )
     # Before each test a calibration run of the same policy and load: how fast the machine is changes by the
     # minute where others share it.

@@ -119,6 +119,7 @@ class FidelityRecord(msgspec.Struct, kw_only=True):
         num_slots, max_tokens: of the target.
         saturation: requests per second without speculation.
         acceptance_file: the log of what drafters say along answers to calibration prompts.
+        num_parameters: of drafters' models, by drafter, by which selectors order them.
         runs: in the order they were taken.
     """
 
@@ -128,6 +129,7 @@ class FidelityRecord(msgspec.Struct, kw_only=True):
     max_tokens: int
     saturation: float
     acceptance_file: str
+    num_parameters: dict[str, int] = {}
     runs: list[ServedRun] = []
 
 

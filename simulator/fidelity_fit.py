@@ -107,6 +107,7 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
                 cost=cost.scaled(lines[name].factor) if name in lines else cost,
                 quality=DraftQuality(rate={"*": 0.5}),
                 call_s=lines[name].fixed_s if name in lines else 0.0,
+                num_parameters=record.num_parameters.get(name, 0),
             )
             for name, cost in costs.items()
         },

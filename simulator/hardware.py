@@ -30,7 +30,8 @@ class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
         cost: of one of its forwards.
         quality: of its drafts, by class of request.
         call_s: seconds that a call takes besides its forwards.
-        num_parameters: of the model without its embedding, by which drafters are ordered; 0 if not told.
+        num_parameters: of the model, by which drafters are ordered: embeddings count for all or for none of a
+            profile; 0 if not told.
         stream: tells its noise from that of others; its place in the profile if None.
     """
 
@@ -158,7 +159,7 @@ def load(name: str) -> HardwareProfile:
     """
     path = PROFILES / f"{name}.json" if name in names() else Path(name)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=HardwareProfile)
+        profile = msgspec.json.decode(path.read_bytes(), type=HardwareProfile)
     except FileNotFoundError:
         known = ", ".join(names())
         raise ValueError(
@@ -167,4 +168,14 @@ def load(name: str) -> HardwareProfile:
     except OSError as error:
         raise ValueError(f"cannot read the profile {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path} is not a hardware profile: {error}") from None
+        raise ValueError(
+            f"{path} is not a hardware profile, as those of `flotilla simulate --list` and `flotilla bench "
+            f"fidelity --write-profile` are (what `flotilla profile` writes is for cells): {error}"
+        ) from None
+    for who, cost in {"the target": profile.cost, **{n: d.cost for n, d in profile.drafters.items()}}.items():
+        # Beyond the knee rows may cost less than before it, but no forward may end before it begins.
+        told = {**msgspec.structs.asdict(cost), "gamma_knee": cost.gamma + cost.gamma_knee}
+        below = [name for name, value in told.items() if value < 0.0]
+        if below:
+            raise ValueError(f"{path}: costs below 0, of {who}: {', '.join(below)}")
+    return profile

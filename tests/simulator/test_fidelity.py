@@ -125,7 +125,9 @@ def test_the_machine_is_written_for_others_to_simulate(calibration: FidelityReco
     with pytest.raises(ValueError, match="how good small drafts is not known, only general"):
         written_profile(calibration, "mine")
     machine = msgspec.structs.replace(calibration, environment={"cpus": 2, "processor": "this one"})
+    machine = msgspec.structs.replace(machine, num_parameters={"small": 12_000})
     profile = written_profile(machine, "mine", {"small": QUALITY})
+    assert profile.drafters["small"].num_parameters == 12_000
     assert (profile.name, profile.hardware, profile.acceptance) == ("mine", "2 cores, this one", "demo")
     assert profile.drafters["small"].quality == QUALITY
     assert profile.cost.delta == pytest.approx(FACTOR * calibration.profile.target.delta, rel=0.02)
