@@ -16,7 +16,7 @@ from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig
 from cluster.config_errors import wrong_fields
 from cluster.policies.own import own_policy
 from cluster.policies.registry import POLICIES
-from selector.own_classes import is_own
+from engine.own_classes import is_own
 
 OURS = "flotilla"
 PLAIN = "autoregressive"

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from selector.own_classes import is_own
+from engine.own_classes import is_own
 
 POLICY_NAMES = (
     "adaptive-verification",

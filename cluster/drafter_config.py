@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -135,6 +135,22 @@ class SuffixAutomatonConfig(PooledConfig):
         return self
 
 
+class OwnDrafterConfig(PooledConfig):
+    """A drafter of yours: any class that proposes tokens."""
+
+    kind: Literal["own"] = Field(default="own", description="A class of yours (docs/drafters.md).")
+    name: DrafterName = Field(description="Name in receipts and metrics.")
+    import_path: str = Field(
+        pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)+$",
+        description="Dotted path of the class, as `my_drafters.Repeats`; its module must be installed, or "
+        "lie in a directory on PYTHONPATH, wherever an instance runs.",
+    )
+    options: dict[str, Any] = Field(default={}, description="For the class, which is called with them.")
+    max_depth: int = Field(default=16, ge=1, le=16, description="Deepest draft.")
+    max_width: int = Field(default=16, ge=1, le=16, description="Widest beam.")
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+
 class HeadsConfig(BesideTargetConfig):
     """Medusa-style heads on the target's hidden states; they run in the target's process."""
 
@@ -160,7 +176,12 @@ class EagleConfig(BesideTargetConfig):
 
 
 DrafterConfig = Annotated[
-    ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig | EagleConfig,
+    ModelDrafterConfig
+    | PromptLookupConfig
+    | SuffixAutomatonConfig
+    | HeadsConfig
+    | EagleConfig
+    | OwnDrafterConfig,
     Field(discriminator="kind"),
 ]
 

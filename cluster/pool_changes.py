@@ -47,9 +47,11 @@ class PoolChanges:
         """Add a kind of drafter with its instances, and wait up to `wait_s` for them.
 
         Raises:
-            PoolError: if the name is taken, or the drafter cannot be loaded.
+            PoolError: if the name is taken, the drafter cannot be loaded, or is of a class that the
+                configuration of the start does not name.
         """
         self._require_serving()
+        self._require_known_code(config)
         if config.name in self._lifecycle.kinds:
             raise PoolError(f"there is a drafter `{config.name}` already; scale it, or remove it first")
         self._lifecycle.kinds[config.name] = config
@@ -88,6 +90,7 @@ class PoolChanges:
             UnknownDrafter, PoolError: as its name says, if it is of another kind, or cannot be loaded.
         """
         self._require_serving()
+        self._require_known_code(config)
         before = self._lifecycle.kinds.get(config.name)
         if before is None:
             raise UnknownDrafter(self._unknown(config.name))
@@ -262,6 +265,15 @@ class PoolChanges:
     def _require_serving(self) -> None:
         if self._lifecycle.target.num_slots == 0 or any(life.state == "loading" for life in self._at_start()):
             raise NotServing("the cell is still starting; its drafters can be changed once it serves")
+
+    def _require_known_code(self, config: DrafterConfig) -> None:
+        """Who may change drafters is not to choose what is run as the server's user."""
+        known = [one.import_path for one in self._config.drafters if one.kind == "own"]
+        if config.kind == "own" and config.import_path not in known:
+            raise PoolError(
+                f"`import_path: {config.import_path}` is not one of the configuration that the cell started "
+                "with: classes of yours are named there"
+            )
 
     def _at_start(self) -> list[Life]:
         """Those that the start itself loads."""

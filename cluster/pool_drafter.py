@@ -9,11 +9,13 @@ from cluster.drafter_config import (
     EagleConfig,
     HeadsConfig,
     ModelDrafterConfig,
+    OwnDrafterConfig,
     SuffixAutomatonConfig,
 )
 from cluster.model_paths import model_directory
 from drafters.factory import build_drafter
 from drafters.heads_drafter import HeadsDrafter
+from drafters.own_drafter import OwnDrafter, OwnDrafterSettings
 from drafters.protocol import Drafter
 from engine.eagle_config import read_eagle_config
 from engine.heads_config import read_description
@@ -63,6 +65,15 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, 
             vocab_size=vocab_size,
             max_tokens=max_tokens,
         )
+    elif isinstance(config, OwnDrafterConfig):
+        settings = OwnDrafterSettings(
+            vocab_size=vocab_size,
+            max_tokens=max_tokens,
+            max_depth=config.max_depth,
+            max_width=config.max_width,
+            options=config.options,
+        )
+        drafter = OwnDrafter(config.import_path, settings)
     else:
         drafter = build_drafter(
             "prompt_lookup",

@@ -26,11 +26,11 @@ from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
 from engine.end_tokens import end_tokens_of_model
 from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.model_files import check_model_files, check_ranks, check_weights
+from engine.own_classes import find_own, is_own
 from engine.quantized_files import UnsuitableWeights, check_quantization
 from engine.trusted_files import UntrustedModel, check_files
 from selector.acceptance import AcceptanceEstimates
 from selector.own import own_selector
-from selector.own_classes import is_own
 
 # Addresses that stand for every one of the machine, and one at which it can be asked.
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -52,14 +52,17 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             format that is not trusted or quantized in a way that is not read, more ranks than divide its
             heads, keys or certificates that cannot be read, decoding heads or an EAGLE layer of another
             target, an adapter that cannot be served, a cost profile that is missing or of other models, a
-            policy or selector of one's own that cannot be made, placements that contradict each other,
-            or a port that is taken.
+            policy, selector or drafter of one's own that cannot be found or made, placements that contradict
+            each other, or a port that is taken.
     """
     try:
         if is_own(config.policy.name):
             own_policy(config.policy)
         if is_own(config.selector.name):
             own_selector(config.selector.name, AcceptanceEstimates())
+        for drafter in config.drafters:
+            if drafter.kind == "own":
+                find_own(drafter.import_path, "drafter")
         plan_cell(config)
     except ValueError as error:
         raise StartError(str(error)) from None

@@ -72,7 +72,8 @@ def describe_type(schema: Schema) -> str:
     if schema["type"] == "array":
         return f"list of {describe_type(schema['items'])}"
     if schema["type"] == "object":
-        return f"mapping of names to {describe_type(schema['additionalProperties'])}"
+        values = schema["additionalProperties"]
+        return f"mapping of names to {'anything' if values is True else describe_type(values)}"
     if schema.get("title") == "import path":
         return "an import path"
     return str(schema["type"]) + describe_bounds(schema)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from engine.own_classes import Guard, OwnClassError, make_own
 from selector.acceptance import AcceptanceEstimates
-from selector.own_classes import Guard, OwnClassError, make_own
 from selector.protocol import (
     BeginsAnew,
     Explores,

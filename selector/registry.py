@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.own_classes import is_own
 from selector.acceptance import AcceptanceEstimates
 from selector.epsilon_greedy import EpsilonGreedy
 from selector.fixed import Fixed
@@ -11,7 +12,6 @@ from selector.flotilla import Flotilla
 from selector.greedy_length import GreedyLength
 from selector.lbss import Lbss
 from selector.own import own_selector
-from selector.own_classes import is_own
 from selector.protocol import Selector
 
 SELECTORS = ("flotilla", "lbss", "epsilon-greedy", "greedy-length", "fixed")

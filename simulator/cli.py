@@ -19,7 +19,7 @@ from benchmarks.objectives import parse_slos
 from benchmarks.tables import make_console
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
-from selector.own_classes import OwnClassError
+from engine.own_classes import OwnClassError
 from simulator import hardware, oracle, report, systems, workloads
 from simulator.background import in_background
 from simulator.metrics import RunResult

@@ -12,7 +12,7 @@ from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
 from cluster.policies.base import Policy
 from cluster.policies.registry import POLICIES
-from selector.own_classes import is_own
+from engine.own_classes import is_own
 from simulator.scripts import Scripts
 from simulator.workers import SimulatedDrafter
 

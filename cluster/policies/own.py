@@ -21,10 +21,10 @@ from cluster.policies.base import (
 )
 from cluster.policies.decode_batch import DecodeBatch
 from drafters.messages import DraftPlan
+from engine.own_classes import Guard, OwnClassError, make_own
 from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from engine.tree_batch import TreeBatch
-from selector.own_classes import Guard, OwnClassError, make_own
 
 _INSTEAD = "its requests go on without drafts"
 

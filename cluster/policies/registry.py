@@ -19,7 +19,7 @@ from cluster.policies.smartspec import SmartSpec
 from cluster.policies.specinfer import SpecInfer
 from cluster.policies.specserve import SpecServe
 from cluster.policies.threshold import Threshold
-from selector.own_classes import is_own
+from engine.own_classes import is_own
 
 POLICIES: MappingProxyType[str, PolicyFactory] = MappingProxyType(
     {

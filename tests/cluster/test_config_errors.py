@@ -50,7 +50,7 @@ def told(text: str) -> list[str]:
             "target: {path: x}\ndrafters: [{kind: ngram}]",
             [
                 "drafters.0: `kind` must be one of 'model', 'prompt_lookup', 'suffix_automaton', 'heads', "
-                "'eagle'"
+                "'eagle', 'own'"
             ],
         ),
         (

@@ -26,6 +26,12 @@ OTHER = "zoo:drafter-vocab1024-2x128"
 DRAFTERS: dict[str, dict[str, Any]] = {
     "retokenized": {"kind": "model", "name": "retokenized", "path": OTHER},
     "suffix": {"kind": "suffix_automaton", "name": "suffix"},
+    "own": {
+        "kind": "own",
+        "name": "own",
+        "import_path": "tests.fakes.repeating_drafter.Repeats",
+        "options": {"raises": True},
+    },
     "general": {"kind": "model", "name": "general", "path": "zoo:drafter-general-2x192"},
 }
 
@@ -91,6 +97,20 @@ def test_the_text_is_the_targets_own(
         assert {name: completion.tokens for name, completion in got.items()} == expected
     accepted = sum(completion.receipt.num_accepted for completion in got.values() if completion.receipt)
     assert accepted > 0.2 * sum(map(len, expected.values()))
+
+
+def test_the_text_is_the_targets_own_whatever_a_drafter_of_a_users_own_proposes(
+    loaded: LocalEngine,
+    requests: list[Submit],
+    expected: dict[str, list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    got = use(loaded, "own").generate(requests)
+    assert {name: completion.tokens for name, completion in got.items()} == expected
+    receipts = [completion.receipt for completion in got.values() if completion.receipt]
+    assert sum(receipt.num_drafted for receipt in receipts) > 0
+    assert {name for receipt in receipts for name in receipt.drafters} == {"own"}
+    assert "failed in `propose`" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from deployments.cli import app
 from deployments.demo import demo_config
 from deployments.preflight import StartError, check
 from drafters.messages import DraftPlan
+from engine.own_classes import OwnClassError
 from engine.tree import TokenTree
-from selector.own_classes import OwnClassError
 from tests.cluster.policies.batches import context, request
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World

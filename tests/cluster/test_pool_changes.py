@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.drafter_config import DrafterConfig, PromptLookupConfig
+from cluster.drafter_config import DrafterConfig, OwnDrafterConfig, PromptLookupConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.lifecycle import Lifecycle
 from cluster.linear_cost import LinearCost
@@ -294,3 +294,17 @@ async def test_in_the_end_the_scheduler_has_who_is_there_whatever_was_asked_for(
     await turns()
     assert serving == cell.states.keys()
     assert cell.workers.workers.keys() == {"verifier", *serving}
+
+
+async def test_a_class_that_the_start_did_not_name_is_not_run() -> None:
+    """Who may change drafters would choose code that is run as the server's user."""
+    named = {"kind": "own", "name": "mine", "import_path": "my_drafters.Mine"}
+    config = FlotillaConfig.model_validate({"target": {"path": "unused"}, "drafters": [named]})
+    lifecycle = SimpleNamespace(
+        target=SimpleNamespace(num_slots=1), lives={}, kinds={"mine": config.drafters[0]}
+    )
+    changes = PoolChanges(config, *cast(Any, (lifecycle, Workers(), Shell())))
+    for other in ({"name": "other"}, {}):
+        drafter = OwnDrafterConfig.model_validate(named | other | {"import_path": "os.system"})
+        with pytest.raises(PoolError, match=r"`import_path: os\.system` is not one of the configuration"):
+            await (changes.add(drafter, 1.0) if other else changes.replace(drafter, 1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from traceback import extract_tb
 from types import TracebackType
@@ -35,8 +35,19 @@ def make_own(name: str, what: str, argument: object, methods: Sequence[str]) -> 
     Raises:
         OwnClassError: if it cannot be imported or called, fails, or lacks a method.
     """
+    found = find_own(name, what)
+    with Guard(name, what, found).during("its constructor"):
+        made = found(argument)
+    for method in methods:
+        if not callable(getattr(made, method, None)):
+            raise OwnClassError(f"the {what} `{name}` has no method `{method}`")
+    return made
+
+
+def find_own(name: str, what: str) -> Callable[[object], Any]:
+    """The class, or whatever else can be called, that a dotted name stands for; as of `make_own`."""
     try:
-        found = pkgutil.resolve_name(name)
+        found: object = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError, NameError, SyntaxError, TypeError) as error:
         raise OwnClassError(
             f"the {what} `{name}` cannot be imported: {error}. Its module must be installed, or lie in a "
@@ -44,12 +55,7 @@ def make_own(name: str, what: str, argument: object, methods: Sequence[str]) -> 
         ) from error
     if not callable(found):
         raise OwnClassError(f"the {what} `{name}` is no class: it cannot be called")
-    with Guard(name, what, found).during("its constructor"):
-        made = found(argument)
-    for method in methods:
-        if not callable(getattr(made, method, None)):
-            raise OwnClassError(f"the {what} `{name}` has no method `{method}`")
-    return made
+    return found
 
 
 class Guard:
