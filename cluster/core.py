@@ -123,6 +123,8 @@ class SchedulerCore:
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
         self._actions.extend(Drained(name) for name in self.pool.take_drained())
+        if self.is_idle and self.verifier is not None:  # its next call frees whatever requests have left
+            self.free_slots = self.verifier.num_slots
         return self._actions
 
     def reflect(self) -> list[Action]:
@@ -187,8 +189,7 @@ class SchedulerCore:
         insort(self.waiting, request, key=arrival_order)
 
     def _cancel(self, request_id: str, now: float) -> None:
-        request = self.requests.get(request_id)
-        if request is not None:
+        if (request := self.requests.get(request_id)) is not None:
             self._finish(request, "cancelled", now)
 
     def _drain(self, with_running: bool, now: float) -> None:
@@ -244,8 +245,7 @@ class SchedulerCore:
                 request.drafted(TokenTree.root_only(request.last_token))
 
     def _verify_done(self, result: VerifyResult, now: float) -> None:
-        sent = self.verify_calls.answered(result)
-        if sent is None:
+        if (sent := self.verify_calls.answered(result)) is None:
             return
         self._longest = self.max_model_tokens
         self.free_slots = result.free_slots

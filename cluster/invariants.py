@@ -68,6 +68,8 @@ def _check_target(core: SchedulerCore) -> None:
 def check_at_rest(core: SchedulerCore) -> None:
     """Raise AssertionError unless nothing is left of any request: what stays would add up."""
     assert core.is_idle, "requests are left"
+    if core.verifier is not None:
+        assert core.free_slots == core.verifier.num_slots, "what requests had that ended counts as taken"
     assert not core.waiting
     assert not core.running
     assert not core.planner._views, "plans of requests that ended"

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.adapter_config import AdapterConfig
 from cluster.cell_metrics import CellMetrics
+from cluster.cell_stats import CellStats
 from cluster.config import FlotillaConfig, TargetConfig
 from cluster.drafter_config import ModelDrafterConfig
 from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
@@ -127,6 +128,24 @@ def test_objectives_goodput_and_violations_are_those_of_the_receipts() -> None:
     assert all(0 <= ms <= r.e2e_ms - r.queue_ms for ms, r in zip(lost_ms, preempted, strict=True))
     assert all(sum(r.preempted_ms) == 0 for _, r in world.receipts if not r.num_preemptions)
     assert world.value("flotilla_preemptions_total") == sum(r.num_preemptions for r in preempted)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_an_idle_cell_uses_no_kv_slots(is_cancelled: bool) -> None:
+    """What its last requests had is freed by its next call, which may not come for hours."""
+    world = MeasuredWorld(4, "fixed")
+    for number in range(6):
+        world.send(submit(number, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=20)))
+    for _ in range(8):
+        world.answer_one()
+    assert world.value("flotilla_kv_cache_usage_ratio") > 0
+    if is_cancelled:
+        for name in list(world.core.requests):
+            world.handle(Cancelled(name))
+    world.drain()
+    assert world.target.held
+    assert world.value("flotilla_kv_cache_usage_ratio") == 0
+    assert CellStats().measure(world.core, world.now)["kv_use"] == 0
 
 
 def test_tokens_depths_and_predictions_add_up() -> None:
