@@ -36,7 +36,7 @@ def fit_cost(points: Sequence[StepPoint], expert_share: float = 0.0) -> LinearCo
     """
     num_coefficients = NUM_COEFFICIENTS + (expert_share > 0.0)
     if len(points) < num_coefficients:
-        raise ValueError(f"{len(points)} points cannot fit {num_coefficients} coefficients")
+        raise ValueError(_too_few(points, f"for {num_coefficients} coefficients"))
     seconds = np.array([point.seconds for point in points])
     if not (seconds > 0.0).all():
         raise ValueError("a forward of no time at all was measured")
@@ -66,6 +66,14 @@ def fit_cost(points: Sequence[StepPoint], expert_share: float = 0.0) -> LinearCo
     )
 
 
+def fit_cost_of(whose: str, points: Sequence[StepPoint], expert_share: float = 0.0) -> LinearCost:
+    """As `fit_cost`, whose errors then begin with whose forwards these are."""
+    try:
+        return fit_cost(points, expert_share)
+    except ValueError as error:
+        raise ValueError(f"{whose}: {error}") from error
+
+
 def fit_held_out(points: Sequence[StepPoint], seed: int = 0, *, expert_share: float = 0.0) -> Fit:
     """Fit to three quarters of the points, chosen at random, and predict the others.
 
@@ -84,7 +92,7 @@ def fit_held_out(points: Sequence[StepPoint], seed: int = 0, *, expert_share: fl
     inner = np.random.default_rng(seed).permutation(by_size[1:-1])
     held_out[inner[: int(HELD_OUT * len(points))]] = True
     if not held_out.any():
-        raise ValueError(f"{len(points)} points are too few to hold some out")
+        raise ValueError(_too_few(points, "to hold some out"))
     fitted = [point for point, out in zip(points, held_out, strict=True) if not out]
     cost = fit_cost(fitted, expert_share)
     return Fit(cost=cost, quality=quality_of(cost, points, held_out), held_out=held_out.tolist())
@@ -105,6 +113,14 @@ def quality_of(cost: LinearCost, points: Sequence[StepPoint], held_out: Bool) ->
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
         worst=float(errors.max()),
+    )
+
+
+def _too_few(points: Sequence[StepPoint], what_for: str) -> str:
+    """For people: why so few forwards could be measured is that the model holds no more."""
+    return (
+        f"only {len(points)} shapes of forwards fit the model, too few {what_for} of its costs; more fit a "
+        "larger KV pool (`num_slots`) or longer sequences (`max_model_len`)"
     )
 
 

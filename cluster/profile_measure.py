@@ -158,7 +158,7 @@ def _fitted(
     try:
         return ModelProfile.of(model, points, fit_held_out(points, expert_share=expert_share))
     except ValueError as error:
-        raise ValueError(f"{name}: {error}; more fit a larger KV pool (num_slots)") from error
+        raise ValueError(f"{name}: {error}") from error
 
 
 @contextmanager

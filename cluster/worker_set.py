@@ -22,7 +22,7 @@ from cluster.placement import plan_added, plan_cell, rank_name
 from cluster.placement_config import ResourcesConfig
 from cluster.placing import placing
 from cluster.pool_drafter import build_pool_drafter
-from cluster.profile_fit import fit_cost
+from cluster.profile_fit import fit_cost_of
 from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.spawning import end, spawn
@@ -262,17 +262,18 @@ class WorkerSet:
         target = self.workers[VERIFIER]
         forwards = asyncio.gather(*(actor.profile.remote() for actor in target.actors))
         first = (await self._watched(target, forwards))[0]
-        return fit_cost(first.points, first.expert_share)
+        return fit_cost_of("the target", first.points, first.expert_share)
 
     async def measure_drafter(self, name: str) -> LinearCost:
         """What draft forwards of one instance cost, which must be asked nothing else meanwhile."""
         worker = self.workers[name]
         if worker.actors:
-            return fit_cost(await self._watched(worker, worker.actors[0].profile.remote()))
+            measured = await self._watched(worker, worker.actors[0].profile.remote())
+            return fit_cost_of(f"drafter `{name}`", measured)
         # Made here: what it costs is evaluating the target's heads.
         target = self.workers[VERIFIER]
         points = asyncio.gather(*(rank.profile_heads.remote() for rank in target.actors))
-        return fit_cost((await self._watched(target, points))[0])
+        return fit_cost_of(f"drafter `{name}`", (await self._watched(target, points))[0])
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -12,7 +13,10 @@ from cluster.config import FlotillaConfig, TargetConfig
 from cluster.cost_model import DEFAULT_PROFILE, CostProfile
 from cluster.events import DrafterReady
 from cluster.lifecycle import Lifecycle
+from cluster.linear_cost import StepPoint
+from cluster.worker import Worker
 from cluster.worker_set import WorkerSet
+from deployments.demo import demo_config
 from drafters.protocol import Capabilities
 from engine.unsupported_model import UnsupportedModel
 
@@ -81,6 +85,19 @@ async def test_a_drafter_that_does_not_load_is_named(
     async with asyncio.timeout(10):
         await cell._starting
     assert (await cell.describe())["failure"] == f"the cell could not start while loading drafters: {told}"
+
+
+async def test_a_model_too_small_to_be_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own pool is what an operator may have made too small: of several models it must be said which."""
+
+    async def measured(*_: object) -> list[StepPoint]:
+        return [StepPoint(1, width, 32, 0.01) for width in (1, 2, 4)]
+
+    monkeypatch.setattr(WorkerSet, "_watched", measured)
+    workers = WorkerSet(demo_config(), b"token", mock.Mock(), mock.Mock())
+    workers.workers["small"] = Worker("small", actors=[mock.Mock()])
+    with pytest.raises(ValueError, match=r"^drafter `small`: only 3 shapes.*`num_slots`.*`max_model_len`"):
+        await workers.measure_drafter("small")
 
 
 async def test_a_cell_that_no_longer_looks_after_its_workers_is_replaced(

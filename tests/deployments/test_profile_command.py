@@ -77,6 +77,6 @@ def test_a_pool_too_small_to_measure_is_told(tmp_path: Path, monkeypatch: pytest
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.replace("8192", "64"))
     settings = cli.load_config(config)
-    with pytest.raises(StartError, match=r"small: 3 points.*num_slots"):
+    with pytest.raises(StartError, match=r"small: only 3 shapes.*num_slots"):
         run_profile(settings, tmp_path / "profile.json", console=Console(file=io.StringIO()))
     assert not (tmp_path / "profile.json").exists()
