@@ -12,15 +12,26 @@ from engine.tree import TokenTree
 from verifier.messages import PrefillProgress, Verdict
 
 
-def commit(request: Request, verdict: Verdict, max_model_tokens: int, now: float) -> TokenEvent:
-    """Append the verdict's tokens to the request; what its front end is told.
+def within(verdict: Verdict, request: Request, max_model_tokens: int) -> Verdict:
+    """The verdict without tokens beyond the longest sequence, which a grammar's forced tokens may reach.
 
-    Those beyond the longest sequence, which a grammar's forced tokens may reach, are dropped: without
-    speculation the request ends there.
+    Without speculation the request ends there. Nor do these count as accepted.
     """
     room = max(1, max_model_tokens - request.num_tokens)
-    if len(verdict.tokens) > room:
-        verdict = structs.replace(verdict, tokens=verdict.tokens[:room], logprobs=verdict.logprobs[:room])
+    if len(verdict.tokens) <= room:
+        return verdict
+    num_accepted = min(verdict.num_accepted, room)
+    return structs.replace(
+        verdict,
+        tokens=verdict.tokens[:room],
+        logprobs=verdict.logprobs[:room],
+        num_accepted=num_accepted,
+        num_forced_accepted=min(verdict.num_forced_accepted, room - num_accepted),
+    )
+
+
+def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
+    """Append the verdict's tokens to the request; what its front end is told."""
     position = len(request.output)
     # The trees are forgotten with the commit.
     trace = step_trace(request, verdict, now) if request.submit.speculation.trace else None

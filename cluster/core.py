@@ -11,7 +11,7 @@ from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.micro_batches import MicroBatches
-from cluster.commits import commit, take_progress
+from cluster.commits import commit, take_progress, within
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.door import Door
@@ -253,15 +253,13 @@ class SchedulerCore:
         following = self.verify_calls.ahead
         ahead = () if following is None else following.trees.keys()
         for verdict in result.verdicts:
-            request = self.requests.get(verdict.request_id)
-            if request is None or not sent.awaits(request):
+            if (request := self.requests.get(verdict.request_id)) is None or not sent.awaits(request):
                 continue  # cancelled while the target worked on it
             if verdict.request_id not in ahead:
                 request.advance(Trigger.VERIFIED)
             self._commit(request, verdict, now)
         for progress in result.prefills:
-            request = self.requests.get(progress.request_id)
-            if request is None or not sent.awaits(request):
+            if (request := self.requests.get(progress.request_id)) is None or not sent.awaits(request):
                 continue
             self.totals.cached_prompt_tokens += take_progress(request, progress, following)
             if progress.verdict is not None:
@@ -278,7 +276,8 @@ class SchedulerCore:
         self.sending_ahead.begin(self.running.values(), now)
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
-        event = commit(request, verdict, self._longest, now)
+        verdict = within(verdict, request, self._longest)
+        event = commit(request, verdict, now)
         self.totals.committed_tokens += len(verdict.tokens)
         if verdict.num_forced:
             count(self.totals, verdict)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.events import Cancelled
+from cluster.events import Action, Cancelled, Emit
 from cluster.invariants import check_at_rest
 from cluster.requests import GRAMMAR
-from cluster.stream_messages import Speculation, Submit
+from cluster.stream_messages import Receipt, Speculation, Submit
 from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import SimulatedTarget
@@ -43,7 +44,16 @@ class RealTarget(SimulatedTarget):
 
 
 class FullPool(World):
-    """Requests of a real target."""
+    """Requests of a real target, with their receipts."""
+
+    def __init__(self, seed: int, policy: str, num_slots: int, **scheduler: object) -> None:
+        self.receipts: dict[str, Receipt] = {}
+        super().__init__(seed, policy, num_slots=num_slots, **scheduler)
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        for event in [one for action in actions if isinstance(action, Emit) for one in action.events]:
+            if event.receipt is not None:
+                self.receipts[event.request_id] = event.receipt
 
     def make_target(self, num_slots: int) -> RealTarget:
         return RealTarget(num_slots)
@@ -149,3 +159,9 @@ def test_tokens_that_a_grammar_forces_end_where_the_pool_does() -> None:
     assert output["auto"] == output["off"]
     assert len(output["off"]) == world.core.max_model_tokens - 6
     assert world.core.totals.verified_by_drafter[GRAMMAR] > 8
+    # Those beyond count neither as output nor as accepted.
+    totals, receipt = world.core.totals, world.receipts["auto"]
+    assert totals.committed_tokens == len(output["auto"])
+    assert totals.accepted_tokens == receipt.num_accepted == sum(receipt.acceptance_by_depth)
+    # The last step, which they end, has no token of the target's own.
+    assert receipt.num_accepted == len(output["auto"]) - receipt.num_steps + 1
