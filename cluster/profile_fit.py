@@ -71,7 +71,8 @@ def fit_cost_of(whose: str, points: Sequence[StepPoint], expert_share: float = 0
     try:
         return fit_cost(points, expert_share)
     except ValueError as error:
-        raise ValueError(f"{whose}: {error}") from error
+        # From nothing: people are told what an error was raised for, which would say nothing of whose it was.
+        raise ValueError(f"{whose}: {error}") from None
 
 
 def fit_held_out(points: Sequence[StepPoint], seed: int = 0, *, expert_share: float = 0.0) -> Fit:
