@@ -92,11 +92,13 @@ class Cell:
     async def describe(self) -> dict[str, Any]:
         """Model, limits, drafters, policy and how far the start has come."""
         profile = self.core.cost.profile
-        chunk = chunk_tokens(self.config.scheduler, profile.target)
+        scheduler = self.config.scheduler
+        chunk = chunk_tokens(scheduler, profile.target)
         return {
             "model": self.served_name,
             **self._served,
             "max_tokens": self.core.max_model_tokens,
+            "max_requests": self.config.scaling.cells.max * (scheduler.max_running + scheduler.max_waiting),
             "default_max_tokens": self.config.target.default_max_tokens,
             "vocab_size": self._lifecycle.target.vocab_size,
             "drafters": sorted(self.core.pool.drafters),

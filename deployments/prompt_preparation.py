@@ -23,6 +23,8 @@ INLINE_BYTES = 1 << 15
 # Log-probabilities of a prompt come as one message; so many are some 16 MiB.
 MOST_PROMPT_LOGPROBS = 1_000_000
 MOST_ALLOWED_IDS = 1 << 17
+# Answers that one body may ask for.
+MOST_CHOICES = 128
 _Made = TypeVar("_Made")
 
 
@@ -62,7 +64,7 @@ async def prompts_of(
         last = request.messages[-1]
         echo = last.content if request.echo and last.role == "assistant" else ""
         chat = [Prompt(_truncated(tokens, request, info), echo)]
-        _check_amounts(request, chat)
+        _check_amounts(request, chat, info)
         return chat, "messages"
     assert isinstance(request, CompletionRequest)
     found = []
@@ -77,15 +79,24 @@ async def prompts_of(
         if request.echo and (len(kept) < len(ids) or ids is prompt):
             text = await in_thread_if(len(kept) > INLINE_CHARS, partial(codec.decode, kept))
         found.append(Prompt(kept, text if request.echo else ""))
-    if len(found) * max(request.n or 1, request.best_of or 1) > 128:
-        name = "best_of" if (request.best_of or 1) > (request.n or 1) else "n"
-        raise bad_request(f"Prompts times `{name}` may be at most 128.", name)
-    _check_amounts(request, found)
+    _check_amounts(request, found, info)
     return found, "prompt"
 
 
-def _check_amounts(request: GenerationRequest, prompts: Sequence[Prompt]) -> None:
+def _check_amounts(request: GenerationRequest, prompts: Sequence[Prompt], info: CellInfo) -> None:
     """Refuse what a small body would multiply: each prompt's answer has its own of what is asked for."""
+    best_of = getattr(request, "best_of", None) or 1
+    name = "best_of" if best_of > (request.n or 1) else "n"
+    num_choices = len(prompts) * max(request.n or 1, best_of)
+    if num_choices > MOST_CHOICES:
+        raise bad_request(f"Prompts times `{name}` may be at most {MOST_CHOICES}.", name)
+    # The queue would refuse one of them however often its client comes back.
+    if info.max_requests is not None and num_choices > info.max_requests:
+        raise bad_request(
+            f"Prompts times `{name}` are {num_choices}, and no more than {info.max_requests} requests can "
+            "run and wait here at once. Ask for fewer at a time.",
+            name,
+        )
     most = mapping.num_prompt_logprobs(request)
     longest = max(len(prompt.tokens) for prompt in prompts)
     if most is not None and longest * (most + 1) > MOST_PROMPT_LOGPROBS:
@@ -94,7 +105,6 @@ def _check_amounts(request: GenerationRequest, prompts: Sequence[Prompt]) -> Non
             f"{MOST_PROMPT_LOGPROBS:,}. Ask for fewer, or send a shorter prompt.",
             "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs",
         )
-    num_choices = len(prompts) * max(request.n or 1, getattr(request, "best_of", None) or 1)
     if num_choices * len(request.allowed_token_ids or ()) > MOST_ALLOWED_IDS:
         raise bad_request(
             f"`allowed_token_ids` times the choices may be at most {MOST_ALLOWED_IDS:,}.", "allowed_token_ids"

@@ -47,6 +47,8 @@ class CellInfo:
         fingerprint: what its texts depend on (`cluster.served_target.system_fingerprint`).
         adapters: where LoRA adapters lie, by the ids under which they are served besides `model`.
         serves_target: whether requests may ask the target itself, without an adapter.
+        max_requests: how many can be running and waiting at once in all cells that there may be; None where
+            it does not say.
     """
 
     model: str
@@ -62,6 +64,7 @@ class CellInfo:
     fingerprint: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     serves_target: bool = True
+    max_requests: int | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ class CellInfo:
             path=str(description.get("path", "")),
             fingerprint=description.get("fingerprint"),
             adapters=dict(description.get("adapters", {})),
+            max_requests=description.get("max_requests"),
         )
 
 

@@ -47,6 +47,26 @@ async def test_allowed_ids_are_bounded_for_all_choices_together(
     assert len(cell.submissions) == 4
 
 
+@pytest.mark.api("completions", "prompt", "n", "best_of")
+@pytest.mark.api("chat.completions", "n")
+async def test_more_answers_than_can_run_and_wait_at_once_are_not_told_to_come_back(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    """The queue of an idle cell refused them with "try again in 1 s", for ever."""
+    cell.max_requests = 7
+    body: dict[str, Any] = {"prompt": ["a", "b"], "max_tokens": 1, "temperature": 1}
+    for changes, name in (({"n": 4}, "n"), ({"best_of": 4}, "best_of"), ({"prompt": ["a"] * 8}, "n")):
+        response = await http.post(COMPLETIONS, json=body | changes)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name)
+        assert "no more than 7 requests can run and wait here at once" in error["message"]
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 1}
+    assert (await http.post("/v1/chat/completions", json=chat | {"n": 8})).status_code == 400
+    assert not cell.submissions
+    assert await error_of(http, body | {"n": 3}) == (200, None)
+    assert (await http.post("/v1/chat/completions", json=chat | {"n": 7})).status_code == 200
+
+
 @pytest.mark.parametrize(
     "number", ["1e999", "-1E+400", "9" * 300 + "e9", "9" * 400 + ".5", "1.5e0000400", "[[1, 2e1000]]"]
 )

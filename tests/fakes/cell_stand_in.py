@@ -47,6 +47,7 @@ class CellStandIn:
         score: log-probability of every token of an answer.
         terms: what its receipts say that requests were served on.
         path, fingerprint, adapters, default_max_tokens, drafters: of its model, as it describes itself.
+        max_requests: of all cells, as it describes them.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class CellStandIn:
         self.path, self.fingerprint = "", "flotilla-0-0"
         self.adapters: dict[str, str] = {}
         self.default_max_tokens: int | None = None
+        self.max_requests = 320
         self.drafters = ["small", "lookup"]
         self.finish_reason: str | None = None
         self.error = ""
@@ -102,6 +104,7 @@ class CellStandIn:
             "model": "demo",
             "max_tokens": self.max_tokens,
             "default_max_tokens": self.default_max_tokens,
+            "max_requests": self.max_requests,
             "vocab_size": self.vocab_size,
             "drafters": self.drafters,
             "policy": "flotilla",
