@@ -51,6 +51,13 @@ class CellState(Protocol):
         ...
 
 
+class RunningCell(CellState, Protocol):
+    """The same, and who runs."""
+
+    running: dict[str, Request]
+    free_slots: int
+
+
 def check(submit: Submit, cell: CellState) -> Rejected | None:
     """Why a request cannot be served at all; None if it can (`door.Door` decides on whether it is)."""
     if submit.request_id in cell.requests:
@@ -107,6 +114,17 @@ def _reserve(request: Request) -> int:
     if request.state in PREFILL:
         return GROWTH_RESERVE + request.num_tokens - request.num_computed
     return GROWTH_RESERVE
+
+
+def given_back(request: Request, cell: RunningCell) -> int:
+    """Slots that are free with the next call once this running request is preempted, at most.
+
+    What others share of its prompt stays: there is no less in use than whoever has most of them has.
+    """
+    num_slots = 0 if cell.limits is None else cell.limits.num_slots
+    others = [one.num_computed for one in cell.running.values() if one is not request]
+    in_use = num_slots - cell.free_slots
+    return max(0, min(request.num_computed, in_use - max(others, default=0)))
 
 
 @dataclass(slots=True)

@@ -326,7 +326,7 @@ class SchedulerCore:
         """Back to the queue, KV given up; `lost` when the target already has forgotten it."""
         if request.opened and not lost:
             self.verify_calls.release(request)
-            self.free_slots += request.num_computed
+            self.free_slots += admission.given_back(request, self)
         request.preempt(lost=lost)
         self.pool.leave(request)  # its place is for those who run
         request.num_preemptions += 1

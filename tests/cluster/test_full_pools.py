@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.events import Action, Cancelled, Emit
+from cluster.events import Action, Cancelled, Emit, Event
 from cluster.invariants import check_at_rest
 from cluster.requests import GRAMMAR
-from cluster.stream_messages import Receipt, Speculation, Submit
+from cluster.stream_messages import Objective, Receipt, Speculation, Submit
 from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
+from tests.cluster import test_core
 from tests.cluster.simulated import SimulatedTarget
 from tests.cluster.test_core import World
 from tests.examples import examples
@@ -165,3 +166,29 @@ def test_tokens_that_a_grammar_forces_end_where_the_pool_does() -> None:
     assert totals.accepted_tokens == receipt.num_accepted == sum(receipt.acceptance_by_depth)
     # The last step, which they end, has no token of the target's own.
     assert receipt.num_accepted == len(output["auto"]) - receipt.num_steps + 1
+
+
+class SharingPool(FullPool):
+    """Where requests share prompts, what they hold together is more than there is."""
+
+    def handle(self, event: Event) -> None:
+        with mock.patch.object(test_core, "check_invariants"):
+            super().handle(event)
+        assert 0 <= self.core.free_slots <= self.target.num_slots
+
+
+def test_a_prompt_that_others_share_is_not_freed_with_each_of_them() -> None:
+    """The background gives way, and seemed to leave more slots than there are: a use below zero was told."""
+    world = SharingPool(1, "autoregressive", num_slots=1000, prefill_chunk=64, max_running=8)
+    sampling = SamplingParams(temperature=0.0, max_tokens=90)
+    shared = [3 + i % 40 for i in range(300)]
+    for number in range(8):
+        world.send(Submit(request_id=f"b{number}", prompt=shared, sampling=sampling, priority=3))
+    while len(world.core.running) < 8:
+        world.answer_one()
+    for number in range(8):
+        objective, prompt = Objective(tpot_ms=1000.0), [number + 1, *shared[:150]]
+        world.send(Submit(request_id=f"f{number}", prompt=prompt, sampling=sampling, objective=objective))
+    world.drain()
+    assert world.core.totals.preemptions >= 7
+    world.check(set())
