@@ -80,8 +80,10 @@ class CellStats:
             background_queue_s = self._queue_seconds(core, everybody, all_waiting, per_token_s, present_s)
         used = 1.0 - core.free_slots / num_slots if num_slots else 0.0
         background_kv_use = 0.0
-        if background and num_slots:
-            background_kv_use = min(used, sum(request.num_computed for request in background) / num_slots)
+        if background and used > 0.0:
+            # Of prompts that are shared each has all: together more than is in use.
+            held = max(used * num_slots, sum(request.num_computed for request in everybody))
+            background_kv_use = used * sum(request.num_computed for request in background) / held
         judged = [
             request
             for request in (*running, *waiting)

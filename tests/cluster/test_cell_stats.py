@@ -129,6 +129,19 @@ def test_others_beside_the_background_count_as_they_would_without_it() -> None:
     assert 0.0 < stats["tpot_s"] < counting_all(beside)["tpot_s"]
 
 
+def test_of_prompts_that_are_shared_the_background_has_its_part_only() -> None:
+    """Counted with each of it they were more than all that is in use, and others seemed to use nothing."""
+    world = with_backlog(num_with_objectives=4)
+    running = world.core.running.values()
+    held = sum(request.num_computed for request in running)
+    others = sum(request.num_computed for request in running if request.submit.priority == 0)
+    num_slots = world.target.num_slots
+    world.core.free_slots = num_slots - held // 3
+    stats = CellStats().measure(world.core, world.now)
+    assert stats["kv_use"] == pytest.approx(held // 3 / num_slots * others / held)
+    assert stats["kv_use"] + stats["background_kv_use"] == pytest.approx(held // 3 / num_slots)
+
+
 def test_a_backlog_counts_where_the_configuration_says_so_or_there_is_no_background() -> None:
     plain = with_backlog("sarathi")
     for stats in (counting_all(with_backlog()), CellStats().measure(plain.core, plain.now)):
