@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from cluster.admission import Room
 from cluster.call_parts import NO_ROWS, chunk_rows
 from cluster.chunk_size import chunk_tokens
 from cluster.core import SchedulerCore
@@ -12,8 +13,9 @@ from cluster.requests import Request, State
 from cluster.stream_messages import Objective, TokenEvent
 from cluster.totals import Totals
 
-#: Output tokens that requests are taken to have on average until some have ended.
-_FIRST_MEAN_OUTPUT = 64.0
+#: Output tokens that requests are taken to have on average until some have ended, or `max_tokens` if that is
+#: less; and how many answers that counts for, as short ones are the first to end.
+_FIRST_MEAN_OUTPUT, _FIRST_COUNT = 256.0, 7
 _SMOOTHING = 0.05
 #: Prompt tokens by which the cost of one is judged.
 _SAMPLE_TOKENS = 64
@@ -45,13 +47,15 @@ class CellStats:
     """
 
     def __init__(self) -> None:
-        self._mean_output = _FIRST_MEAN_OUTPUT
+        self._mean_output, self._num_ended = _FIRST_MEAN_OUTPUT, 0
         self._committed: deque[tuple[float, int]] = deque()
         self._counted: Totals | None = None
 
     def ended(self, num_output: int) -> None:
         """A request ended by itself with so many output tokens: what others may be expected to have."""
-        self._mean_output += _SMOOTHING * (num_output - self._mean_output)
+        self._num_ended += 1
+        weight = max(_SMOOTHING, 1.0 / (self._num_ended + _FIRST_COUNT))
+        self._mean_output += weight * (num_output - self._mean_output)
 
     def told(self, events: Iterable[TokenEvent]) -> None:
         """What a front end is told: some requests end with it."""
@@ -72,12 +76,18 @@ class CellStats:
         idle_tpot_s = core.door.forecast.alone_tpot_s(drafts=bool(core.pool.drafters))
         num_here = len(running) + sum(map(gives_way, core.batcher.taking_part(everybody)))
         tpot_s = self._predicted_tpot(core, len(running), num_here) if running else idle_tpot_s
-        queue_s = background_queue_s = self._queue_seconds(core, running, waiting, per_token_s, tpot_s)
         background = [request for request in everybody if gives_way(request)]
+        # Those give up their memory where somebody else finds none.
+        free_slots = core.free_slots + sum(request.num_computed for request in background)
+        queue_s = background_queue_s = self._queue_seconds(
+            core, running, waiting, free_slots, per_token_s, tpot_s
+        )
         if background or len(all_waiting) > len(waiting):
             # Those before it end at the pace that there is, not at what it would be without the background.
             present_s = self._predicted_tpot(core, num_here, num_here)
-            background_queue_s = self._queue_seconds(core, everybody, all_waiting, per_token_s, present_s)
+            background_queue_s = self._queue_seconds(
+                core, everybody, all_waiting, core.free_slots, per_token_s, present_s
+            )
         used = 1.0 - core.free_slots / num_slots if num_slots else 0.0
         background_kv_use = 0.0
         if background and used > 0.0:
@@ -143,6 +153,7 @@ class CellStats:
         core: SchedulerCore,
         running: Sequence[Request],
         waiting: Sequence[Request],
+        free_slots: int,
         per_token_s: float,
         tpot_s: float,
     ) -> float:
@@ -152,7 +163,10 @@ class CellStats:
             if request.state in (State.PREFILLING, State.PREFILL_SENT):
                 ahead += request.num_tokens - request.num_computed
         reading_s = ahead * per_token_s
-        too_many = len(running) + len(waiting) + 1 - core.config.scheduler.max_running
+        places = core.config.scheduler.max_running
+        if waiting and not Room.beside(running, free_slots, places).takes(waiting[0]):
+            places = min(places, len(running))  # no more find memory
+        too_many = len(running) + len(waiting) + 1 - places
         if too_many <= 0 or not running:
             return reading_s
         # Of `n` requests of `length` tokens, begun one after the other, one ends every `length / n` steps.

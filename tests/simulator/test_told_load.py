@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,8 +30,9 @@ class ToldCell(Cell):
         waited_s: from when a request came until it had a place.
     """
 
-    def __init__(self, system: str, max_running: int) -> None:
-        super().__init__(PROFILE, parse(system, Bounds(max_running=max_running)), Options(seed=1))
+    def __init__(self, system: str, max_running: int, num_slots: int = PROFILE.num_slots) -> None:
+        profile = msgspec.structs.replace(PROFILE, num_slots=num_slots)
+        super().__init__(profile, parse(system, Bounds(max_running=max_running)), Options(seed=1))
         self.stats = CellStats()
         self.told: dict[str, dict[str, float]] = {}
         self.waited_s: dict[str, float] = {}
@@ -81,17 +83,38 @@ def test_a_loaded_cell_knows_what_a_request_alone_would_take(policy: str) -> Non
     assert overload_with([stats, stats], 1, config) == float("inf")
 
 
+def told_over_waited(cell: ToldCell, count: int, rate: float, num_waiting: int) -> list[float]:
+    """Of those that came when more than so many waited, what they were told over what they waited."""
+    shapes = [replace(one, num_prompt=min(one.num_prompt, 300)) for one in workloads.synthetic(count, 1)]
+    for request in workloads.arrive(shapes, 6e-3, rate=rate, seed=1):
+        # It says little of how long an answer will be.
+        most = max(1024, request.num_output)
+        cell.submit(replace(request, objective=Objective(), max_tokens=most))
+    cell.serve(60.0)
+    late = [name for name in cell.waited_s if cell.told[name]["waiting"] > num_waiting]
+    assert len(late) > 100
+    return [cell.told[name]["queue_s"] / cell.waited_s[name] for name in late]
+
+
 def test_a_queue_takes_as_long_as_is_told() -> None:
     """By what those who run have left, and not by how long answers are, half of that was told."""
-    cell = ToldCell("flotilla", 48)
-    shapes = [replace(one, num_prompt=min(one.num_prompt, 300)) for one in workloads.synthetic(450, 1)]
-    for request in workloads.arrive(shapes, 6e-3, rate=30.0, seed=1):
-        cell.submit(replace(request, objective=Objective()))
-    cell.serve(60.0)
-    late = [name for name, stats in cell.told.items() if stats["waiting"] > 40 and name in cell.waited_s]
-    assert len(late) > 100
-    ratios = [cell.told[name]["queue_s"] / cell.waited_s[name] for name in late]
+    ratios = told_over_waited(ToldCell("flotilla", 48), 450, 30.0, 40)
     assert 0.8 < np.median(ratios) < 1.25
+
+
+@pytest.mark.parametrize("system", ["flotilla", "autoregressive/sarathi"])
+def test_who_waits_for_memory_waits_for_others_to_end(system: str) -> None:
+    """Places were free, so only the prompts before it counted: half of the wait, and at first a tenth."""
+    cell = ToldCell(system, 64, num_slots=6000)
+    ratios = told_over_waited(cell, 250, 20.0, 10)
+    assert max(stats["running"] for stats in cell.told.values()) < 40
+    assert 0.7 < np.median(ratios) < 1.4
+
+
+def test_a_new_cell_tells_of_a_queue_before_answers_have_ended() -> None:
+    """Answers of 230 tokens were taken to have 64 until some 50 had ended: a third of the queue was told."""
+    ratios = told_over_waited(ToldCell("flotilla", 48), 250, 120.0, 20)
+    assert 0.5 < np.median(ratios) < 1.25
 
 
 def test_a_backlog_ends_at_the_pace_that_there_is() -> None:
