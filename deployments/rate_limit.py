@@ -15,6 +15,8 @@ Kind = Literal["requests", "tokens", "concurrent"]
 
 #: Levels are sums of fractions; by so little one may be short of a whole.
 _ROUNDING = 1e-6
+#: In so many seconds as much flows in as a bucket holds.
+_FULL_S = 60.0
 
 
 class TokenBucket:
@@ -29,6 +31,8 @@ class TokenBucket:
         self._capacity = per_minute
         self._level = per_minute
         self._at = now
+        # What flows in before then is what others were told to come for.
+        self._told_until = now
 
     @property
     def capacity(self) -> float:
@@ -38,7 +42,7 @@ class TokenBucket:
     def level(self, now: float) -> float:
         """What is in it; below zero after more was taken than it holds."""
         if now > self._at:
-            self._level = min(self._capacity, self._level + (now - self._at) * self._capacity / 60.0)
+            self._level = min(self._capacity, self._level + (now - self._at) * self._capacity / _FULL_S)
             self._at = now
         return self._level
 
@@ -49,7 +53,20 @@ class TokenBucket:
         for ever what the limit allows. The bucket is then in debt, so that the rate is kept.
         """
         short = min(amount, self._capacity) - self.level(now)
-        return 0.0 if short <= _ROUNDING else short * 60.0 / self._capacity
+        return 0.0 if short <= _ROUNDING else short * _FULL_S / self._capacity
+
+    def tell_s(self, amount: float, now: float) -> float:
+        """Seconds after which to come for `amount`, for who is told that it may not be taken now.
+
+        Of several each is told a later time: at the same one all but one would come in vain. Nothing is kept
+        for them. Who asks before its time is told another one, so the times are those of the next minute, or
+        up to twice the least if that is more; then the first is told again.
+        """
+        wait = self.wait_s(amount, now)
+        share_s = min(amount, self._capacity) * _FULL_S / self._capacity
+        until = max(now + wait, self._told_until + share_s)
+        self._told_until = until if until <= now + max(_FULL_S, 2 * wait) else now + wait
+        return self._told_until - now
 
     def take(self, amount: float, now: float) -> None:
         """Take `amount`, or give back if it is negative, though never beyond its size."""
@@ -62,7 +79,7 @@ class TokenBucket:
 
     def reset_s(self, now: float) -> float:
         """Seconds until it is full."""
-        return (self._capacity - self.level(now)) * 60.0 / self._capacity
+        return (self._capacity - self.level(now)) * _FULL_S / self._capacity
 
 
 @dataclass(frozen=True)
@@ -138,9 +155,8 @@ class KeyLimiter:
         """A request came, or is refused, that has no place among those open at once."""
         per_minute = self.limits.requests_per_minute
         if self._requests is not None and per_minute is not None:
-            wait = self._requests.wait_s(1.0, now)
-            if wait > 0.0:
-                return Refusal("requests", per_minute, wait)
+            if self._requests.wait_s(1.0, now) > 0.0:
+                return Refusal("requests", per_minute, self._requests.tell_s(1.0, now))
             self._requests.take(1.0, now)
         return None
 
@@ -156,9 +172,8 @@ class KeyLimiter:
             return None
         if tokens > per_minute:
             return Refusal("tokens", per_minute, None)
-        wait = self._tokens.wait_s(tokens, now)
-        if wait > 0.0:
-            return Refusal("tokens", per_minute, wait)
+        if self._tokens.wait_s(tokens, now) > 0.0:
+            return Refusal("tokens", per_minute, self._tokens.tell_s(tokens, now))
         self._tokens.take(tokens, now)
         return None
 

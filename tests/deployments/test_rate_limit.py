@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,6 +124,44 @@ def test_a_request_above_a_share_but_below_the_limit_is_served_in_time() -> None
     too_many = limiter.reserve(101, 1e6)
     assert too_many is not None
     assert too_many.retry_after_s is None
+
+
+@pytest.mark.parametrize("limits", [KeyLimits(requests_per_minute=10), KeyLimits(tokens_per_minute=1000)])
+def test_those_who_are_refused_do_not_all_come_back_at_once(limits: KeyLimits) -> None:
+    """All were told the same time, at which one of them was taken: 40 had to ask 505 times."""
+    limiter, num_asked, num_retried = KeyLimiter(limits, 0.0), 0, 0
+    coming = [(0.0, 0)] * 40
+    while coming:
+        now, tries = heapq.heappop(coming)
+        num_asked += 1
+        refusal = limiter.open(now)
+        if refusal is None:
+            limiter.close()
+            refusal = limiter.reserve(100, now)
+        if refusal is None:
+            num_retried += tries <= 2
+            last_s = now
+        else:
+            assert refusal.retry_after_s is not None
+            assert refusal.retry_after_s <= 60.0
+            # As the header is rounded, and a little later for the way.
+            heapq.heappush(coming, (now + math.ceil(refusal.retry_after_s) + 0.02, tries + 1))
+    assert num_asked < 130
+    assert num_retried >= 24
+    assert last_s < 190.0
+
+
+def test_whoever_does_not_wait_is_told_times_of_the_next_minute() -> None:
+    limiter = KeyLimiter(KeyLimits(requests_per_minute=10), 0.0)
+    told = []
+    for tick in range(400):
+        refusal = limiter.open(0.5 * tick)
+        if refusal is None:
+            limiter.close()
+        else:
+            told.append(refusal.retry_after_s or 0.0)
+    assert 50.0 < max(told) <= 60.0
+    assert min(told) < 6.0
 
 
 def test_only_so_many_are_open_at_once() -> None:
