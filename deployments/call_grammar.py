@@ -195,7 +195,7 @@ def _parameters(form: type[QwenCoderCalls], schema: Mapping[str, Any]) -> str:
 
 
 def _glm(rules: _Rules, parallel: bool) -> str:
-    """As `_qwen_coder`; with line breaks between the tags, or without."""
+    """As `_in_tags`; with line breaks between the tags, or without."""
     form = GlmCalls
     opened, closed, key, key_end, value, value_end = map(rules.marker, form.markers)
     functions = []

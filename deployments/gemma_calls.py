@@ -69,6 +69,7 @@ class _Arguments:
             if self._expected == "comma" and not self._closers:
                 return self._held
         if self._is_broken:
+            self._begin("", 0, parsed)
             at = self._held.find(self._stop)
             if at >= 0:
                 self._teller.more(self._held[:at], parsed)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from deployments.call_objects import Arguments
-from deployments.tool_calls import CallsInText, Parsed, overlap
+from deployments.tool_calls import CallsInText, Parsed
 
 _LONGEST_HEAD = 256
 
@@ -125,10 +125,3 @@ class HeadedCalls(CallsInText):
             return False
         self._is_behind, self._may_close = False, True
         return True
-
-    def _first(self, markers: Sequence[str]) -> tuple[int, str]:
-        """Where the first of some markers is in what is held, and which; none if at most its beginning is."""
-        found = [(at, marker) for marker in markers if (at := self._held.find(marker)) >= 0]
-        if found:
-            return min(found)
-        return len(self._held) - max(overlap(self._held, marker) for marker in markers), ""

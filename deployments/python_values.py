@@ -123,7 +123,7 @@ def _escaped(written: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             return str(ast.literal_eval(f'"""{written}"""'))
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # behind a backslash may stand what no source may hold
         return written
 
 

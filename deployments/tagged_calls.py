@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from deployments.tagged_values import Schemas, types_of, value_text
-from deployments.tool_calls import CallsInText, Parsed, overlap
+from deployments.tool_calls import CallsInText, Parsed
 
 
 class TaggedCalls(CallsInText):
@@ -106,10 +106,3 @@ class TaggedCalls(CallsInText):
     def _end_call(self, parsed: Parsed) -> None:
         self._teller.more("}" if self._num_arguments else "{}", parsed)
         self._function, self._skips_space = "", True
-
-    def _first(self, markers: Sequence[str]) -> tuple[int, str]:
-        """Where the first of some markers is in what is held, and which; none if at most its beginning is."""
-        found = [(at, marker) for marker in markers if (at := self._held.find(marker)) >= 0]
-        if found:
-            return min(found)
-        return len(self._held) - max(overlap(self._held, marker) for marker in markers), ""

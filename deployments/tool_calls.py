@@ -6,7 +6,7 @@ import json
 import sys
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -185,6 +185,13 @@ class CallsInText(ABC):
         self._add_text(self._held[: len(self._held) - kept], parsed)
         self._held = self._held[len(self._held) - kept :]
         return False
+
+    def _first(self, markers: Sequence[str]) -> tuple[int, str]:
+        """Where the first of some markers is in what is held, and which; none if at most its beginning is."""
+        found = [(at, marker) for marker in markers if (at := self._held.find(marker)) >= 0]
+        if found:
+            return min(found)
+        return len(self._held) - max(overlap(self._held, marker) for marker in markers), ""
 
     def _skip_closing(self, marker: str) -> bool:
         """Leave out a marker that what is held may begin with; whether it is known if it does."""

@@ -45,13 +45,18 @@ async def fail(port: int) -> None:
     writer.close()
 
 
-async def test_a_method_that_is_no_text_ends_no_server(
-    cell: CellStandIn, free_port: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One such call, with no key, and nobody was answered over gRPC any more."""
+@pytest.fixture
+async def thread(cell: CellStandIn, free_port: int) -> GrpcThread:
+    """A server whose answers take a while; the test ends it."""
     cell.pause_s = 0.05
     config = GrpcConfig(enabled=True, port=free_port)
-    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+    return await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+
+
+async def test_a_method_that_is_no_text_ends_no_server(
+    thread: GrpcThread, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One such call, with no key, and nobody was answered over gRPC any more."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
         stub: Any = pb_grpc.GenerationStub(channel)
         for times in (1, 2):
@@ -65,11 +70,8 @@ async def test_a_method_that_is_no_text_ends_no_server(
 
 
 async def test_calls_of_a_server_that_failed_are_waited_for_by_a_drain(
-    cell: CellStandIn, free_port: int, caplog: pytest.LogCaptureFixture
+    thread: GrpcThread, free_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cell.pause_s = 0.05
-    config = GrpcConfig(enabled=True, port=free_port)
-    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
         stream, text = await begun(pb_grpc.GenerationStub(channel))
         await fail(free_port)
