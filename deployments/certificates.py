@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import ssl
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +11,6 @@ from pathlib import Path
 import grpc
 
 from cluster.http_config import HttpConfig
-
-_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-# Of DER (X.690): a version that is there, and the two ways to write a time.
-_VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def check_certificate(http: HttpConfig, *, for_grpc: bool = False) -> None:
@@ -103,34 +98,14 @@ def expires_at(http: HttpConfig) -> float:
 
 
 def validities(path: Path) -> list[tuple[datetime, datetime]]:
-    """From when to when each certificate of a PEM file is valid, in the file's order."""
-    text = path.read_text(errors="replace")
-    parts = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
-    return [_validity(ssl.PEM_cert_to_DER_cert(f"{_BEGIN}{part}{_END}")) for part in parts]
+    """From when to when each certificate of a PEM file is valid, in the file's order.
 
+    None is told where one is not written as it should be, which OpenSSL may take all the same.
+    """
+    from cryptography import x509  # 40 ms of a start, which most servers have no certificate for
 
-def _validity(der: bytes) -> tuple[datetime, datetime]:
-    """Of one certificate (RFC 5280, 4.1)."""
-    ((_, certificate),) = _elements(der)
-    _, to_be_signed = next(_elements(certificate))
-    fields = [field for field in _elements(to_be_signed) if field[0] != _VERSION]
-    begins, ends = (_time(*field) for field in _elements(fields[3][1]))  # after serial, algorithm and issuer
-    return begins, ends
-
-
-def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each."""
-    while der:
-        tag, length, start = der[0], der[1], 2
-        if length & 0x80:
-            start += length & 0x7F
-            length = int.from_bytes(der[2:start])
-        yield tag, der[start : start + length]
-        der = der[start + length :]
-
-
-def _time(tag: int, content: bytes) -> datetime:
-    text = content.decode("ascii")
-    if tag == _UTC_TIME:  # of the years 1950 to 2049
-        text = ("19" if text >= "5" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError:
+        return []
+    return [(one.not_valid_before_utc, one.not_valid_after_utc) for one in found]
