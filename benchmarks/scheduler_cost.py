@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import heapq
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,38 +15,17 @@ import numpy as np
 
 from benchmarks import environment, tables
 from benchmarks.objectives import Limit
-from benchmarks.scripted_workers import TOKEN, ScriptedWorkers
+from benchmarks.scripted_loop import ScriptedLoop
+from benchmarks.scripted_workers import TOKEN
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import CostModel, CostProfile
 from cluster.drafter_pool import DrafterPool
-from cluster.events import (
-    Draft,
-    DraftDone,
-    DrafterReady,
-    Emit,
-    Event,
-    RequestArrived,
-    VerifierReady,
-    Verify,
-    VerifyDone,
-)
-from cluster.linear_cost import LinearCost
 from cluster.planning import StepPlanner
-from cluster.policies.registry import POLICIES, make_policy
+from cluster.policies.registry import POLICIES
 from cluster.stream_messages import Objective, Submit
 from cluster.verify_calls import VerifyCalls
-from drafters.protocol import Capabilities
 from engine.sampling_params import SamplingParams
 
-# Forwards of Llama-3.1-70B on four A100s and of a 1B drafter, from the simulator's profile of that name; the
-# knee is put where 256 requests with drafts stay below it, so that speculation pays at every size.
-PROFILE = CostProfile(
-    target=LinearCost(alpha=5.3e-8, gamma=1e-6, delta=2.84e-2, gamma_knee=7.5e-5, knee_tokens=4096.0),
-    drafters={"1b": LinearCost(alpha=2e-8, gamma=1e-6, delta=2.3e-3)},
-    overhead_s=2e-3,
-)
-NUM_SLOTS, MAX_TOKENS, VOCAB_SIZE = 1 << 22, 32768, 32000
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 256
 # AdaServe's three classes, as multiples of 30 ms and in milliseconds.
 TPOTS_MS = (Limit(1.2, relative=True).value * 30.0, 50.0, 150.0)
@@ -132,8 +110,8 @@ class StepTime:
     phases: dict[str, float]
 
 
-class ScriptedCell:
-    """A core whose workers answer as long after as the costs say; who ends is replaced at once."""
+class ScriptedCell(ScriptedLoop):
+    """Always so many requests running: who ends is replaced at once."""
 
     def __init__(self, policy: str, batching: str, requests: int, seed: int) -> None:
         config = FlotillaConfig(
@@ -141,68 +119,30 @@ class ScriptedCell:
             policy=PolicyConfig(name=policy, max_width=4),
             scheduler=SchedulerConfig(batching=batching, max_running=requests, prefill_chunk=2048),
         )
-        self.core = SchedulerCore(config, make_policy(config.policy), CostModel(PROFILE))
-        self.workers = ScriptedWorkers(seed, NUM_SLOTS)
-        self.seconds = 0.0
-        self.steps = 0
-        self._costs = CostModel(PROFILE)
-        self._rng = np.random.default_rng((seed, 1))
-        self._due: list[tuple[float, int, Event]] = []
-        self._count = 0
-        self._now = 0.0
-        capabilities = Capabilities(
-            kind="model",
-            max_depth=16,
-            max_width=4,
-            has_probabilities=True,
-            needs_prefill=True,
-            vocab_size=VOCAB_SIZE,
-            max_tokens=MAX_TOKENS,
-        )
-        self._at(0.0, VerifierReady(NUM_SLOTS, MAX_TOKENS, VOCAB_SIZE))
-        self._at(0.0, DrafterReady("1b", capabilities, 1 << 16))
+        super().__init__(config, seed)
+        rng = np.random.default_rng((seed, 1))
         for _ in range(requests):
             # The first ones end at different times, as later ones then do.
-            self._submit(int(self._rng.integers(8, OUTPUT_TOKENS)))
+            self._submit(int(rng.integers(8, OUTPUT_TOKENS)))
 
     def run(self, steps: int) -> None:
         """So many verify calls that decode."""
-        core, until = self.core, self.steps + steps
+        until = self.steps + steps
         while self.steps < until:
-            self._now, _, event = heapq.heappop(self._due)
-            begun = time.thread_time()
-            actions = [*core.handle(event, self._now), *core.reflect()]
-            self.seconds += time.thread_time() - begun
-            for action in actions:
-                match action:
-                    case Draft(drafter, call):
-                        width = max(item.plan.width for item in call.items)
-                        depth = max(item.plan.depth for item in call.items)
-                        took = self._costs.draft_seconds(drafter, len(call.items), width, depth)
-                        self._at(took, DraftDone(drafter, self.workers.draft(call, took)))
-                    case Verify(call):
-                        self.steps += bool(call.verify)
-                        rows = sum(item.num_nodes for item in call.verify)
-                        took = self._costs.verify_seconds(len(call.verify), rows, 0)
-                        self._at(took, VerifyDone(self.workers.verify(call, took)))
-                    case Emit(_, events):
-                        for _ in range(sum(told.finish_reason is not None for told in events)):
-                            self._submit(OUTPUT_TOKENS)
+            self.next()
+
+    def ended(self) -> None:
+        """Another comes in its place."""
+        self._submit(OUTPUT_TOKENS)
 
     def _submit(self, num_output: int) -> None:
-        request_id = f"request-{self._count}"
-        self.workers.left[request_id] = num_output
         submit = Submit(
-            request_id=request_id,
+            request_id=f"request-{self.count}",
             prompt=[TOKEN] * PROMPT_TOKENS,
-            sampling=SamplingParams(temperature=0.0, max_tokens=num_output, seed=self._count),
-            objective=Objective(tpot_ms=TPOTS_MS[self._count % len(TPOTS_MS)]),
+            sampling=SamplingParams(temperature=0.0, max_tokens=num_output, seed=self.count),
+            objective=Objective(tpot_ms=TPOTS_MS[self.count % len(TPOTS_MS)]),
         )
-        self._at(0.0, RequestArrived(submit, "client"))
-
-    def _at(self, delay_s: float, event: Event) -> None:
-        self._count += 1
-        heapq.heappush(self._due, (self._now + delay_s, self._count, event))
+        self.arrives(submit)
 
 
 def measure(

@@ -91,9 +91,10 @@ class SchedulerCore:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""
         self._actions, self._emitted, self._now = self._look_back(), {}, now
+        is_draft, is_refused = isinstance(event, DraftDone), False
         match event:
             case RequestArrived():
-                self._arrive(event, now)
+                is_refused = not self._arrive(event, now)  # hundreds may be in a second
             case Cancelled(request_id):
                 self._cancel(request_id, now)
             case ClientLost(client):
@@ -115,8 +116,7 @@ class SchedulerCore:
                 self._worker_lost(name, now)
             case Tick():
                 self._time_out_drafts(now)
-        is_draft = isinstance(event, DraftDone)
-        if not (is_draft and self.micro_batches.is_held_up(self.running.values())):
+        if not (is_refused or (is_draft and self.micro_batches.is_held_up(self.running.values()))):
             self._progress(now, is_draft=is_draft)
         self._actions.extend(self.planner.move_on(now))
         self._is_verify_new = any(isinstance(action, Verify) for action in self._actions)
@@ -173,20 +173,21 @@ class SchedulerCore:
 
     # Requests come and go
 
-    def _arrive(self, event: RequestArrived, now: float) -> None:
+    def _arrive(self, event: RequestArrived, now: float) -> bool:
         answer = self.door.decide(event.submit, self, now)
         if isinstance(answer, Rejected):
             self._actions.append(Reject(event.client, answer))
-            return
+            return False
         submit, arrived = answer.submit, now - answer.submit.waited_s
         request = Request(submit, event.client, arrived, self._next_order, answer.predicted, [*submit.output])
         self._next_order += 1
         self.requests[request.request_id] = request
         reason = request.finish_reason(self.max_model_tokens)
-        if reason is not None:  # resubmitted when only its end was left to tell
+        if reason is None:
+            insort(self.waiting, request, key=arrival_order)
+        else:  # resubmitted when only its end was left to tell
             self._finish(request, reason, now)
-            return
-        insort(self.waiting, request, key=arrival_order)
+        return True
 
     def _cancel(self, request_id: str, now: float) -> None:
         if (request := self.requests.get(request_id)) is not None:

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import math
-import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
 from cluster import admission
 from cluster.arrival_rates import ArrivalRates
 from cluster.batching.background import is_in_steps
-from cluster.batching.batcher import Batcher
-from cluster.batching.common import arrival_order
 from cluster.chunk_size import chunk_tokens
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
-from cluster.drafter_pool import DrafterPool
 from cluster.forecast import Forecast, Schedule
 from cluster.headroom import BackgroundHeadroom, Headroom
+from cluster.newcomer import Cell, Newcomer, on_terms
 from cluster.outages import Outages
 from cluster.passing import expected
-from cluster.planning import StepPlanner
 from cluster.predicted_misses import compared, exceeds
 from cluster.promises import Promises
 from cluster.requests import Request
 from cluster.stream_messages import Objective, Prediction, Receipt, Rejected, Submit, Terms
 from cluster.tier_config import TierConfig
-from cluster.verify_calls import VerifyCalls
 from cluster.violations import missed
 
 # Most points in time that are tried for one to come back at.
@@ -39,17 +33,6 @@ MOST_TRIED = 64
 # in vain and as much less after each that was taken. At first, half as long again.
 TOO_EARLY, IN_TIME = 1.15, 0.97
 FIRST_STRETCH, MOST_STRETCH = 1.5, 16.0
-
-
-class Cell(admission.CellState, Protocol):
-    """What is read of the scheduler."""
-
-    running: dict[str, Request]
-    free_slots: int
-    pool: DrafterPool
-    batcher: Batcher
-    planner: StepPlanner
-    verify_calls: VerifyCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +106,7 @@ class Door:
         is_promised = self.promises.keep(submit, now)
         if is_promised:
             submit = self._as_promised(submit)
-        answer = self._decided(submit, cell, now, is_promised=is_promised)
+        answer = self._decided(Newcomer(submit, cell, now), is_promised=is_promised)
         if isinstance(answer, Admitted):
             charge = cell.batcher.fair.charge(answer.submit)
             self.rates.took(submit.tenant.label, answer.submit.priority, charge, now)
@@ -132,7 +115,8 @@ class Door:
             self._stretch = min(MOST_STRETCH, max(1.0, stretch))
         return answer
 
-    def _decided(self, submit: Submit, cell: Cell, now: float, *, is_promised: bool) -> Admitted | Rejected:
+    def _decided(self, newcomer: Newcomer, *, is_promised: bool) -> Admitted | Rejected:
+        submit, cell, now = newcomer.submit, newcomer.cell, newcomer.now
         rejection = admission.check(submit, cell)
         if rejection is not None:
             if rejection.code == "not_ready" and cell.limits is not None:  # it was lost, and comes again
@@ -144,28 +128,24 @@ class Door:
         if cell.verifier is None and (cell.limits is None or submit.on_miss == "serve"):
             return Admitted(submit)
         asked = Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority)
-        first = predicted = self._predict(submit, asked, cell, now, is_promised=is_promised)
-        if submit.on_miss == "serve" or not self._missed(
-            submit, asked, predicted, now, is_promised=is_promised
-        ):
+        first = predicted = self._predict(newcomer, asked, is_promised=is_promised)
+        if submit.on_miss == "serve" or not self._missed(newcomer, asked, predicted, is_promised=is_promised):
             return Admitted(submit, predicted)
         for terms in submit.downgrades if submit.on_miss == "downgrade" else ():
-            predicted = self._predict(submit, terms, cell, now, is_promised=is_promised)
+            predicted = self._predict(newcomer, terms, is_promised=is_promised)
             is_open = len(cell.waiting) < self._most_waiting(terms.tier)
-            is_missed = self._missed(submit, terms, predicted, now, is_promised=is_promised)
-            if is_open and not is_missed:
-                return Admitted(_on(submit, terms), predicted)
+            if is_open and not self._missed(newcomer, terms, predicted, is_promised=is_promised):
+                return Admitted(on_terms(submit, terms), predicted)
         if submit.output:
             return Admitted(submit, first)
-        return self._refuse(submit, asked, first, cell, now)
+        return self._refuse(newcomer, asked, first)
 
     # Objectives
 
-    def _predict(
-        self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False
-    ) -> Prediction:
-        schedule = self._schedule(submit, terms, cell, now, is_promised=is_promised)
-        drafts, busy_s = bool(cell.pool.drafters), cell.verify_calls.left_s(now)
+    def _predict(self, newcomer: Newcomer, terms: Terms, *, is_promised: bool = False) -> Prediction:
+        submit, cell = newcomer.submit, newcomer.cell
+        schedule = self._schedule(newcomer, terms, is_promised=is_promised)
+        drafts, busy_s = bool(cell.pool.drafters), cell.verify_calls.left_s(newcomer.now)
         running = cell.running.values()
         num_sent = sum(map(cell.verify_calls.num_reading, running))
         predicted = self.forecast.predict(
@@ -173,33 +153,27 @@ class Door:
         )
         return predicted.later(submit.waited_s) if submit.waited_s else predicted
 
-    def _schedule(
-        self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False
-    ) -> Schedule:
+    def _schedule(self, newcomer: Newcomer, terms: Terms, *, is_promised: bool = False) -> Schedule:
         """When those here and the newcomer would begin and end; the rule says who is admitted now."""
+        cell, now = newcomer.cell, newcomer.now
         running, drafts = cell.running.values(), bool(cell.pool.drafters)
-        batcher, context = cell.batcher, cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
-        newcomer = Request(_on(submit, terms), "", now, sys.maxsize)
         if cell.verifier is None:
-            return self._in_turn(batcher.in_order(cell.waiting, running, context), cell, now)
-        place = bisect_right(cell.waiting, arrival_order(newcomer), key=arrival_order)
-        queue = [*cell.waiting[:place], newcomer, *cell.waiting[place:]]
-        if newcomer in batcher.would_admit(queue, running, context).admitted:
+            return self._in_turn(newcomer.queue_in_order(), cell, now)
+        standing = newcomer.standing(terms)
+        if standing.ahead is None:
             return self.forecast.schedule(running, (), is_full=False, drafts=drafts, starts_only=True)
-        ordered = batcher.in_order(queue, running, context)
-        ahead = ordered[: ordered.index(newcomer)]
         passing = expected(
-            newcomer,
-            ahead,
+            standing.request,
+            standing.ahead,
             cell.waiting,
-            batcher.fair,
+            cell.batcher.fair,
             self.rates,
             self.promises,
             now,
             is_promised=is_promised,
         )
         return self.forecast.schedule(
-            running, ahead, is_full=True, drafts=drafts, starts_only=True, passing=passing
+            running, standing.ahead, is_full=True, drafts=drafts, starts_only=True, passing=passing
         )
 
     def _in_turn(self, ordered: Sequence[Request], cell: Cell, now: float) -> Schedule:
@@ -217,16 +191,15 @@ class Door:
         )
 
     def _missed(
-        self, submit: Submit, terms: Terms, predicted: Prediction, now: float, *, is_promised: bool = False
+        self, newcomer: Newcomer, terms: Terms, predicted: Prediction, *, is_promised: bool = False
     ) -> bool:
-        label = submit.tenant.label
+        label, now = newcomer.submit.tenant.label, newcomer.now
         if self.promises.is_due(label, now) and self.rates.has_its_share(label, now):
             return exceeds(terms.objective, predicted, 0.0 if is_promised else -self.headroom.value(now))
         return exceeds(terms.objective, predicted, self.config.admission.tolerance)
 
-    def _refuse(
-        self, submit: Submit, asked: Terms, predicted: Prediction, cell: Cell, now: float
-    ) -> Admitted | Rejected:
+    def _refuse(self, newcomer: Newcomer, asked: Terms, predicted: Prediction) -> Admitted | Rejected:
+        submit, cell, now = newcomer.submit, newcomer.cell, newcomer.now
         candidates = [asked, *(submit.downgrades if submit.on_miss == "downgrade" else ())]
         alone = self.forecast.alone(submit, drafts=bool(cell.pool.drafters))
         tolerance = self.config.admission.tolerance
@@ -241,12 +214,12 @@ class Door:
             )
         if not cell.requests and cell.verifier is not None:
             # There is no load that could fall: only serving it tells.
-            return Admitted(_on(submit, hoped[0]), predicted)
-        retry_after_s = min(self._met_after_s(submit, terms, cell, now) for terms in hoped)
+            return Admitted(on_terms(submit, hoped[0]), predicted)
+        retry_after_s = min(self._met_after_s(newcomer, terms) for terms in hoped)
         # Where it is not for those promised that there is no room, the next seconds bring none either.
-        as_promised = self._predict(submit, asked, cell, now, is_promised=True)
+        as_promised = self._predict(newcomer, asked, is_promised=True)
         is_out = cell.verifier is None
-        may_be_near = is_out or not self._missed(submit, asked, as_promised, now, is_promised=True)
+        may_be_near = is_out or not self._missed(newcomer, asked, as_promised, is_promised=True)
         retry_after_s = self._promise(retry_after_s, submit, cell, now, may_be_near=may_be_near)
         is_kept = not exceeds(asked.objective, predicted, tolerance)
         kept = ", with room kept for clients told to come back now" if is_kept else ""
@@ -259,14 +232,15 @@ class Door:
             predicted=predicted,
         )
 
-    def _met_after_s(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> float:
+    def _met_after_s(self, newcomer: Newcomer, terms: Terms) -> float:
         """Seconds until the request would meet the terms, if nobody came."""
+        submit, cell = newcomer.submit, newcomer.cell
         drafts, running = bool(cell.pool.drafters), cell.running.values()
-        own = self._schedule(submit, terms, cell, now)
+        own = self._schedule(newcomer, terms)
         if cell.verifier is None:
             return own.start_s
         # Whoever waits takes the places that become free, so the load does not fall before.
-        everybody = self._in_turn(cell.waiting, cell, now)
+        everybody = self._in_turn(cell.waiting, cell, newcomer.now)
         schedule = replace(everybody, start_s=own.start_s)
         ends = schedule.ends_s[:: max(1, len(schedule.ends_s) // MOST_TRIED)]
         last_s = schedule.ends_s[-1] if schedule.ends_s else 0.0
@@ -304,7 +278,7 @@ class Door:
         if is_owed and num_waiting < self.config.scheduler.max_waiting:
             return None
         label = submit.tenant.label
-        before = [request for request in cell.waiting if self._is_held_against(request, submit)]
+        before = [request for request in cell.waiting if self._is_held_against(request, submit, cell)]
         num_own = cell.batcher.fair.num_waiting(label, before)
         if self._has_place(num_own, limit - num_waiting):
             return None
@@ -325,14 +299,14 @@ class Door:
             retry_after_s=retry_after_s,
         )
 
-    def _is_held_against(self, waiting: Request, submit: Submit) -> bool:
+    def _is_held_against(self, waiting: Request, submit: Submit, cell: Cell) -> bool:
         """Whether a waiting request counts where the newcomer's tenant has its part of the queue.
 
         What is of a less urgent tier waits behind and does not. A priority that a client names says nothing
         here: by counting it down, one tenant could fill the queue.
         """
-        tiers, other = self.config.tiers, TierConfig()
-        return tiers.get(waiting.submit.tier, other).priority <= tiers.get(submit.tier, other).priority
+        of_tier = cell.batcher.fair.tier_priorities
+        return of_tier.get(waiting.submit.tier, 0) <= of_tier.get(submit.tier, 0)
 
     def _has_place(self, num_own: int, num_free: int) -> bool:
         """Whether a tenant with so many requests waiting may have one more beside so many free places.
@@ -344,14 +318,13 @@ class Door:
 
     def _too_many_own(self, submit: Submit, limit: int, num_own: int, cell: Cell, now: float) -> Rejected:
         """The refusal of a tenant that has its part of the queue."""
-        context = cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
-        ordered = cell.batcher.in_order(cell.waiting, cell.running.values(), context)
+        ordered = Newcomer(submit, cell, now).queue_in_order()
         schedule = self._in_turn(ordered, cell, now)
         label, own, num_free = submit.tenant.label, num_own, limit - len(ordered)
         after_s = schedule.start_s
         for request, start_s in zip(ordered, schedule.starts_s, strict=True):
             num_free += 1
-            own -= request.submit.tenant.label == label and self._is_held_against(request, submit)
+            own -= request.submit.tenant.label == label and self._is_held_against(request, submit, cell)
             if self._has_place(own, num_free):
                 after_s = start_s
                 break
@@ -387,9 +360,3 @@ class Door:
             return submit
         urgent = min((tier.priority for tier in self.config.tiers.values()), default=0)
         return msgspec.structs.replace(submit, priority=min(submit.priority, urgent, 0))
-
-
-def _on(submit: Submit, terms: Terms) -> Submit:
-    return msgspec.structs.replace(
-        submit, tier=terms.tier, objective=terms.objective, priority=terms.priority
-    )

@@ -28,6 +28,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         ageing_s: waiting so long lifts a request by one priority level, in a rule that lets requests age.
         free_slots: KV slots available to the next call.
         step_s: recent seconds of one whole iteration.
+        prompt_token_s: predicted seconds of one more token of a prompt in a call.
         beside_s: recent seconds of an iteration outside the target's forward (drafting, messages).
         draft_left_s: predicted seconds until the drafting under way ends; 0 if nobody drafts.
         overlaps: whether there may be several micro-batches, of which one drafts while another is verified.
@@ -47,6 +48,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
     ageing_s: float
     free_slots: int
     step_s: float
+    prompt_token_s: float
     beside_s: float = 0.0
     draft_left_s: float = 0.0
     overlaps: bool = False

@@ -49,13 +49,6 @@ class Batcher:
         held = self._held_back(waiting, running, context)
         return self.fair.admit(self.rule, waiting, running, context, held)
 
-    def would_admit(
-        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
-    ) -> Admission:
-        """The same as a question."""
-        held = self._held_back(waiting, running, context)
-        return self.fair.proposed(self.rule, waiting, running, context, held)
-
     def may_take_place(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> bool:
@@ -77,8 +70,26 @@ class Batcher:
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> list[Request]:
         """The waiting requests as they are expected to be admitted, those held back last."""
-        ordered = self.fair.in_order(self.rule, waiting, context)
+        return self._in_order(waiting, context, self._held_back(waiting, running, context))
+
+    def ahead_of(
+        self,
+        newcomer: Request,
+        waiting: Sequence[Request],
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> list[Request] | None:
+        """Who is expected to be admitted before one of those waiting, in order; None if it would be now."""
         held = self._held_back(waiting, running, context)
+        if newcomer in self.fair.proposed(self.rule, waiting, running, context, held).admitted:
+            return None
+        ordered = self._in_order(waiting, context, held)
+        return ordered[: ordered.index(newcomer)]
+
+    def _in_order(
+        self, waiting: Sequence[Request], context: BatchContext, held: frozenset[Request]
+    ) -> list[Request]:
+        ordered = self.fair.in_order(self.rule, waiting, context)
         return sorted(ordered, key=held.__contains__) if held else ordered
 
     def _held_back(
@@ -109,6 +120,7 @@ class Batcher:
             ageing_s=self.config.ageing_ms / 1e3,
             free_slots=free_slots,
             step_s=step_s,
+            prompt_token_s=self.cost.prompt_token_seconds(),
             beside_s=self.pace.beside_s.value,
             draft_left_s=draft_left_s,
             overlaps=self.config.micro_batches != 1,

@@ -279,8 +279,7 @@ def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:
     waited_s = context.now - request.arrived - request.ran_s
     level = request.submit.priority - int(waited_s / context.ageing_s)
     deadline_s = _deadline_s(request, context.now)
-    token_s = context.cost.prompt_token_seconds()
-    left_s = tokens_left(request) * token_s
+    left_s = tokens_left(request) * context.prompt_token_s
     if deadline_s == INFINITE or deadline_s < left_s + STEPS_TO_FIRST * context.step_s:
         return (level, context.ageing_s - waited_s, request.order)
     return (level, deadline_s + LENGTH_WEIGHT * left_s, request.order)
@@ -304,7 +303,7 @@ def _give_way(
     """
     if not has_objective(request):
         return []
-    prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
+    prefill_s = tokens_left(request) * context.prompt_token_s
     is_due = 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s
     urgent = request.submit.priority
     background = sorted((r for r in running if is_background(r, urgent)), key=arrival_order)

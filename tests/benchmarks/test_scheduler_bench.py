@@ -1,6 +1,6 @@
 """`flotilla bench scheduler`: what it runs is the real core in a steady state."""
 
-from benchmarks import scheduler_cost
+from benchmarks import refusal_cost, scheduler_cost
 from benchmarks.scheduler_cost import REST, ScriptedCell, measure
 
 
@@ -31,3 +31,11 @@ def test_phases_are_parts_of_the_step_and_plain_decoding_drafts_nothing() -> Non
     assert plain.committed == 1.0 < drafted.committed
     assert {"policy plans", "policy selects", "batching rule", REST} <= drafted.phases.keys()
     assert all(microseconds >= 0.0 for microseconds in drafted.phases.values())
+
+
+def test_an_overloaded_cell_refuses_most_and_is_timed_by_what_it_refuses() -> None:
+    found = refusal_cost.measure(4, 16, refusals=40, repeats=2, seed=0)
+    assert found.refused == 60
+    assert 0.5 * found.asked < found.refused < found.asked
+    assert 0.0 < found.milliseconds
+    assert 0.0 < found.median_ms

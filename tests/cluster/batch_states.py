@@ -64,7 +64,8 @@ def context(**changes: Any) -> BatchContext:
         "num_rows": 2.0,
         "num_committed": 1.5,
     }
-    return BatchContext(**(fields | changes))
+    fields |= changes
+    return BatchContext(prompt_token_s=fields["cost"].prompt_token_seconds(), **fields)
 
 
 @st.composite

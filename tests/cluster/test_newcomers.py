@@ -1,0 +1,91 @@
+"""A refusal costs the scheduler as little as may be: where it would stand is worked out once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import msgspec
+import pytest
+
+from benchmarks.refusal_cost import TIERS, OverloadedCell
+from cluster.batching.base import Admission, BatchContext, BatchingRule
+from cluster.batching.batcher import Batcher
+from cluster.batching.fair_queue import FairQueue
+from cluster.events import Reject, RequestArrived
+from cluster.newcomer import on_terms
+from cluster.requests import Request
+from cluster.stream_messages import Terms
+
+
+@pytest.fixture
+def overloaded() -> OverloadedCell:
+    cell = OverloadedCell(4, 16, seed=1)
+    cell.run(60)
+    return cell
+
+
+def arrivals(cell: OverloadedCell, count: int, counted: Counter[str]) -> Counter[tuple[str, int]]:
+    """How many of so many requests are refused by which code, empty if none, after so many counted calls."""
+    found = Counter[tuple[str, int]]()
+    while found.total() < count:
+        before = counted.total()
+        event, actions, _ = cell.next()
+        if isinstance(event, RequestArrived):
+            cell.next_arrives()
+            codes = [action.rejection.code for action in actions if isinstance(action, Reject)]
+            found["".join(codes), counted.total() - before] += 1
+    return found
+
+
+def test_the_queue_is_put_in_order_once_for_a_refusal(
+    overloaded: OverloadedCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for the newcomer's sake where the queue is full."""
+    calls, ahead_of = Counter[str](), Batcher.ahead_of
+
+    def counted(
+        batcher: Batcher,
+        newcomer: Request,
+        waiting: Sequence[Request],
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> list[Request] | None:
+        calls["ahead_of"] += 1
+        return ahead_of(batcher, newcomer, waiting, running, context)
+
+    monkeypatch.setattr(Batcher, "ahead_of", counted)
+    found = arrivals(overloaded, 400, calls)
+    assert found.keys() == {("saturated", 1), ("queue_full", 0), ("", 1)}
+    assert min(found.values()) > 20
+
+
+def test_nobody_is_asked_whether_to_begin_because_of_a_refusal(
+    overloaded: OverloadedCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, admit = Counter[str](), FairQueue.admit
+
+    def counted(
+        queue: FairQueue,
+        rule: BatchingRule,
+        waiting: Sequence[Request],
+        running: Collection[Request],
+        context: BatchContext,
+        held: frozenset[Request] = frozenset(),
+    ) -> Admission:
+        calls["admit"] += 1
+        return admit(queue, rule, waiting, running, context, held)
+
+    monkeypatch.setattr(FairQueue, "admit", counted)
+    found = arrivals(overloaded, 400, calls)
+    assert found.keys() == {("saturated", 0), ("queue_full", 0), ("", 1)}
+    assert min(found.values()) > 20
+
+
+def test_terms_change_what_is_promised_and_nothing_else(overloaded: OverloadedCell) -> None:
+    submit = overloaded.core.waiting[0].submit
+    lower = Terms(tier="batch", objective=TIERS["batch"].objective, priority=10)
+    lowered = on_terms(submit, lower)
+    assert (lowered.tier, lowered.objective, lowered.priority) == ("batch", lower.objective, 10)
+    back = Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority)
+    assert msgspec.structs.replace(on_terms(lowered, back)) == submit
