@@ -143,7 +143,7 @@ def merged(*parts: Mapping[str, Any]) -> Object:
 
 def group(**changes: Any) -> Object:
     """Values of one worker group that is valid, with changes; None removes a field."""
-    resources = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    resources = {"requests": {"cpu": "8"}, "limits": {"cpu": "8"}}
     found = {"name": "cpu", "minReplicas": 1, "maxReplicas": 2, "resources": resources, **changes}
     return {"workerGroups": [{key: value for key, value in found.items() if value is not None}]}
 

@@ -193,7 +193,7 @@ TAKEN: dict[str, dict[str, Any]] = {
         tiers={"a": {"downgrade_to": "b"}, "b": {"downgrade_to": "default"}, "c": {"downgrade_to": "b"}}
     ),
     "an EAGLE layer": config(drafters=[{"kind": "eagle", "path": "zoo:eagle-1x384"}, LOOKUP]),
-    "a fixed number of cells": config(scaling={"cells": {"min": 3, "max": 3}}),
+    "a fixed number of cells": merged(config(scaling={"cells": {"min": 3, "max": 3}}), group()),
     "administration of one cell": merged(config(http={"admin": True}), KEYS),
     "two drafters of one kind and two names": config(drafters=[LOOKUP, {**LOOKUP, "name": "other"}]),
     "no drafts at all, of which no least depth is meant": config(policy={"max_depth": 0, "min_depth": 3}),

@@ -248,7 +248,8 @@ def test_labels_of_ones_own_are_taken() -> None:
     ],
 )
 def test_a_request_of_the_limit_is_taken_in_whatever_unit(request_: object, limit: object) -> None:
-    assert files(group(resources={"requests": {"memory": request_}, "limits": {"memory": limit}}))
+    limits = {"cpu": 1, "memory": limit}
+    assert files(group(resources={"requests": {"memory": request_}, "limits": limits}))
 
 
 def test_what_is_refused_of_probes_and_tolerations_is_refused_for_that_alone() -> None:

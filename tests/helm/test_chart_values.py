@@ -266,7 +266,7 @@ def test_cells_and_front_ends_run_in_every_group_unless_it_says_otherwise() -> N
 
 def test_cells_and_front_ends_ask_for_what_their_groups_have_and_keep_what_they_were_given() -> None:
     given = {"cells": {"max": 2}, "front_ends": {"max": 4, "placement": {"num_cpus": 1}}}
-    scaling = flotilla_args({"config": {"scaling": given}})["scaling"]
+    scaling = flotilla_args(merged(group(), {"config": {"scaling": given}}))["scaling"]
     assert scaling["cells"]["placement"] == {"resources": {"flotilla-cell": 0.001}}
     assert scaling["front_ends"]["placement"] == {
         "num_cpus": 1,

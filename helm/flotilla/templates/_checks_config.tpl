@@ -70,6 +70,7 @@ workers that Ray could never place, which wait for ever without a word.
 {{- end -}}
 {{- include "flotilla.checkPlacement" (dict "root" $ "where" $where "placement" (default (dict) $worker.placement)) -}}
 {{- end -}}
+{{- include "flotilla.checkCpus" . -}}
 {{- range $kind := list "cells" "front_ends" -}}
 {{- $placement := dig "scaling" $kind "placement" (dict) $config -}}
 {{- include "flotilla.checkPlacement" (dict "root" $ "where" (printf "config.scaling.%s" $kind) "placement" (default (dict) $placement)) -}}
