@@ -31,6 +31,8 @@ CAUSES = ("queue", "prefill", "draft", "verify", "preempt", "other")
 OBJECTIVES = ("ttft", "tpot", "e2e")
 #: Why a well-formed request is refused: counted from zero on.
 REFUSALS = ("queue_full", "saturated", "slo_infeasible")
+#: Why a front end refuses a request before it asks any cell: counted from zero on.
+REFUSALS_AT_THE_DOOR = ("invalid_api_key", "permission_denied", "rate_limit_exceeded", "too_many_requests")
 
 
 _REQUESTS = (

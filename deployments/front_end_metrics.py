@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.metric_catalog import REFUSALS
+from cluster.metric_catalog import REFUSALS, REFUSALS_AT_THE_DOOR
 from cluster.metric_set import MetricSet
 from deployments.errors import ApiError
 from deployments.refusals import code_of, log_refusal
@@ -62,6 +62,9 @@ class FrontEndMetrics:
             for status in _FAILURES:
                 self.set.counter("flotilla_http_requests_total", route, "POST", status)
                 self.set.counter("flotilla_http_streams_failed_total", route, status)
+        for api in ("http", "grpc"):
+            for code in REFUSALS_AT_THE_DOOR:
+                self.set.counter("flotilla_request_errors_total", api, code)
         for tier in ("default", *tiers):
             for code in REFUSALS:
                 self.set.counter("flotilla_front_end_requests_rejected_total", code, tier)

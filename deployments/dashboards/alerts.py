@@ -13,6 +13,8 @@ Severity = Literal["page", "ticket"]
 LEAST_REQUESTS = 10
 #: Fewer that failed or were refused in a quarter of an hour wake nobody, whatever their share.
 LEAST_FAILURES = 5
+#: Fewer that front ends refused by themselves in a quarter of an hour are one client's mistake.
+LEAST_REFUSED_AT_DOOR = 20
 #: Fewer forwards in a quarter of an hour are those of a machine at rest, whose clocks and caches are cold.
 LEAST_CALLS = 100
 
@@ -103,6 +105,20 @@ def _burn(severity: Severity, factor: float, long: str, short: str, spent: str) 
     )
 
 
+def _expiry(severity: Severity, days: int) -> Alert:
+    # It is 0 without TLS, which is no time that has come.
+    earliest = "min by (job) (flotilla_tls_certificate_expiry_timestamp_seconds)"
+    return Alert(
+        f"FlotillaCertificateExpires{days}d",
+        severity,
+        (Condition(f"{earliest} - time()", f"< {days * 86400}"), Condition(earliest, "> 0")),
+        summary="The certificate of {{ $labels.job }} expires soon, or has expired.",
+        description="Its front ends serve with a certificate of which {{ $value | humanizeDuration }} are "
+        f"left (limit {days} days). Once it has expired, clients that check it do not connect.",
+        on=("job",),
+    )
+
+
 # A cell that is made again is another one, by its id: what it was before cannot be asked of it. So cells are
 # counted that were not there an hour ago and are not there now, but were in between, and those that have been
 # there all along and never served. In a rollout the old ones were there, and the new ones are.
@@ -120,8 +136,15 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaNoCellReady",
         "page",
-        # Not before the first was there: an installation takes as long as its models take to load.
-        (Condition(rec.CELLS_READY, "< 1"), Condition(f"max_over_time({rec.CELLS_READY}[1d])", "> 0")),
+        # Not before the first was there, or an hour is over: an installation takes as long as its models take
+        # to load. Then an outage is none that ends by itself because it has lasted for a day.
+        (
+            Condition(rec.CELLS_READY, "< 1"),
+            Condition(
+                f"count by (job) (max_over_time({rec.CELLS_READY}[1d]) > 0 or {rec.CELLS_READY} offset 1h)",
+                "> 0",
+            ),
+        ),
         summary="No cell of {{ $labels.job }} serves.",
         description="{{ $value }} cells are ready: every request waits or is refused.",
         on=("job",),
@@ -234,6 +257,22 @@ ALERTS: tuple[Alert, ...] = (
         lasting="5m",
     ),
     Alert(
+        "FlotillaRefusedAtTheDoor",
+        "ticket",
+        (
+            Condition(rec.REFUSED_AT_DOOR, "> 0.25"),
+            Condition(
+                f"sum by (job, code) (increase(flotilla_request_errors_total{{{rec.DOOR_CODES}}}[15m]))",
+                f">= {LEAST_REFUSED_AT_DOOR}",
+            ),
+        ),
+        summary="Front ends of {{ $labels.job }} refuse many requests ({{ $labels.code }}).",
+        description="{{ $value | humanizePercentage }} of requests were refused with `{{ $labels.code }}` "
+        "before any cell was asked, over the last 15 minutes.",
+        on=("job", "code"),
+        lasting="15m",
+    ),
+    Alert(
         "FlotillaKvPressure",
         "ticket",
         (Condition("min by (job, cell) (avg_over_time(flotilla_kv_cache_usage_ratio[10m]))", "> 0.95"),),
@@ -308,4 +347,6 @@ ALERTS: tuple[Alert, ...] = (
         lasting="5m",
         is_absence=True,
     ),
+    _expiry("page", 2),
+    _expiry("ticket", 14),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from deployments.dashboards import recording as rec
 from deployments.dashboards.promql import CELLS, JOB, gauge, quantile, rate
-from deployments.dashboards.spec import Board, Row, series, stat
+from deployments.dashboards.spec import Board, Row, above, series, stat
 
 _CPU, _MEMORY = "flotilla_process_cpu_seconds_total", "flotilla_process_resident_memory_bytes"
 _OF_FRONT_ENDS = gauge(_MEMORY, JOB, 'front_end!=""')
+_EXPIRY = gauge("flotilla_tls_certificate_expiry_timestamp_seconds", JOB)
 _STARTED = gauge("flotilla_process_start_time_seconds", JOB)
 
 CLUSTER = Board(
@@ -168,6 +170,22 @@ CLUSTER = Board(
                     (rate("flotilla_request_errors_total", "api, code", JOB), "{{api}} {{code}}"),
                 ),
                 series(
+                    "Refused at the door",
+                    "Share of requests that front ends refused for their key or its limits, or as too many "
+                    "were open, over 15 minutes; a ticket from 25 % on (FlotillaRefusedAtTheDoor).",
+                    "percentunit",
+                    (f"{rec.REFUSED_AT_DOOR}{{{JOB}}}", "{{code}}"),
+                    maximum=1,
+                    thresholds=above(0.1, 0.25),
+                ),
+                series(
+                    "Time until the certificate expires",
+                    "Of the first that does; 0 without TLS. Below 14 days a ticket, below 2 a page "
+                    "(FlotillaCertificateExpires14d, FlotillaCertificateExpires2d).",
+                    "s",
+                    (f"({_EXPIRY} > 0) - time() or 0 * {_EXPIRY}", "{{front_end}}"),
+                ),
+                series(
                     "gRPC calls",
                     "By method and code; 0 where gRPC is off.",
                     "reqps",
@@ -181,14 +199,12 @@ CLUSTER = Board(
                         quantile(0.95, "flotilla_grpc_call_duration_seconds", by="method", labels=JOB),
                         "{{method}}",
                     ),
-                    width=12,
                 ),
                 series(
                     "gRPC calls open",
                     "Being answered.",
                     "none",
                     (gauge("flotilla_grpc_calls_open", JOB), "{{front_end}}"),
-                    width=12,
                 ),
             ),
         ),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cluster.metric_catalog import REFUSALS_AT_THE_DOOR
+
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 #: Groups of windows that are computed as often.
 _INTERVALS = {"30s": ("5m", "30m", "1h", "2h"), "2m": ("6h", "1d", "3d")}
@@ -18,6 +20,7 @@ FASTEST = 14.4
 LEAST_TARGET = 0.94
 #: Routes and calls that generate, and codes of calls that failed here: a client may set its own deadline.
 _GENERATING = "/v1/(chat/)?completions|/v1/responses|/v1/messages"
+_OPEN = "/health|/ready|/console.*"
 _GENERATING_CALLS = "Generate|GenerateStream"
 _FAILED_CALLS = "INTERNAL|UNAVAILABLE|UNKNOWN|DATA_LOSS"
 
@@ -91,6 +94,9 @@ DRAFTER_ACCEPTANCE = "flotilla:drafter_acceptance:ratio_rate"
 #: (`slo_infeasible`) is no overload.
 OVERLOAD_CODES = 'code=~"queue_full|saturated"'
 QUEUE_REFUSALS = "flotilla:queue_refusals:ratio_rate5m"
+#: Codes of refusals before any cell is asked: for the key, its limits, or those of the front end.
+DOOR_CODES = f'code=~"{"|".join(REFUSALS_AT_THE_DOOR)}"'
+REFUSED_AT_DOOR = "flotilla:refused_at_the_door:ratio_rate15m"
 REQUESTS_FAILED = "flotilla:requests_failed:ratio_rate5m"
 NUM_REQUESTS_FAILED = "flotilla:requests_failed:increase15m"
 COST_MODEL_ERROR = "flotilla:cost_model_error:ratio_rate15m"
@@ -150,6 +156,7 @@ def _health() -> tuple[RecordingRule, ...]:
     judged_all = f"sum by (job, objective) (rate({ratio}_count[15m]))"
     rules += [
         RecordingRule(QUEUE_REFUSALS, _queue_refusals()),
+        RecordingRule(REFUSED_AT_DOOR, _refused_at_door()),
         *_failures(),
         RecordingRule(COST_MODEL_ERROR, f"{error}\n/ ({actual} > 0)"),
         RecordingRule(ADMISSION_MISPREDICTED, f"1 - {within}\n/ ({judged_all} > 0)"),
@@ -164,6 +171,14 @@ def _queue_refusals() -> str:
     every = f"sum by (job, tier) (rate({name}[5m]))"
     admitted = 'sum by (job, tier) (rate(flotilla_admission_decisions_total{decision!="rejected"}[5m]))'
     return f"{refused}\n/ ({every} + {admitted} > 0)"
+
+
+def _refused_at_door() -> str:
+    refused = f"sum by (job, code) (rate(flotilla_request_errors_total{{{DOOR_CODES}}}[15m]))"
+    # Any path but the open ones may be refused for its key, so that all of them are what this is a share of.
+    answered = f'flotilla_http_requests_total{{route!~"{_OPEN}"}}'
+    every = _grown("rate", (answered, "flotilla_grpc_calls_total"), "15m")
+    return f"{refused}\n/ on (job) group_left () ({every} > 0)"
 
 
 def _failures() -> Iterator[RecordingRule]:

@@ -25,7 +25,7 @@ GONE, RENAMED = "flotilla_step_seconds", "flotilla_step_time_seconds"
 VALUES: dict[str, tuple[str, ...]] = {
     "attained": ("true", "false"),
     "cause": CAUSES,
-    "code": ("queue_full", "saturated"),
+    "code": ("queue_full", "saturated", "invalid_api_key"),
     "decision": ("accepted", "rejected"),
     "kind": ("cell", "front_end"),
     "method": ("Generate",),

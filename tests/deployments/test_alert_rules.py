@@ -66,6 +66,9 @@ def cost(part: str) -> str:
 COST_CALLS = 'flotilla_cost_model_calls_total{job="f", cell="a", model="target"}'
 ADMITTED = 'flotilla_admission_decisions_total{job="f", cell="a", tier="chat", decision='
 REFUSED = 'flotilla_front_end_requests_rejected_total{job="f", front_end="x", tier="chat", code="queue_full"}'
+DENIED = 'flotilla_request_errors_total{job="f", front_end="x", api="http", code="invalid_api_key"}'
+EXPIRY = 'flotilla_tls_certificate_expiry_timestamp_seconds{job="f", front_end="x"}'
+DAY_S = 86_400
 ANSWERED = (
     'flotilla_http_requests_total{job="f", front_end="x", route="/v1/completions", method="POST", status='
 )
@@ -181,6 +184,16 @@ INCIDENTS = [
         (19, 22, 50),
     ),
     Incident(
+        "FlotillaRefusedAtTheDoor",
+        {
+            f'{ANSWERED}"200"}}': counter([(30, 50), (40, 50), (40, 50)]),
+            f'{ANSWERED}"401"}}': counter([(30, 1), (40, 50), (40, 1)]),
+            DENIED: counter([(30, 1), (40, 50), (40, 1)]),
+        },
+        65,
+        (29, 35, 100),
+    ),
+    Incident(
         "FlotillaKvPressure",
         {'flotilla_kv_cache_usage_ratio{job="f", cell="a"}': gauge([(20, 0.9), (30, 1), (20, 0.5)])},
         45,
@@ -227,6 +240,21 @@ INCIDENTS = [
         },
         25,
         (9, 14, 35),
+    ),
+    # Renewed after it had expired.
+    Incident(
+        "FlotillaCertificateExpires2d",
+        {EXPIRY: gauge([(42, 20 * DAY_S), (12, 110 * DAY_S)])},
+        41 * 720,
+        (10 * 720, 35 * 720, 43 * 720),
+        step=720,
+    ),
+    Incident(
+        "FlotillaCertificateExpires14d",
+        {EXPIRY: gauge([(42, 20 * DAY_S), (12, 110 * DAY_S)])},
+        13 * 720,
+        (10 * 720, 11 * 720, 43 * 720),
+        step=720,
     ),
 ]
 
