@@ -136,6 +136,7 @@ def main() -> None:
             drafters={"1b": drafter},
             overhead_s=TRIPS.verify_s + TRIPS.draft_s,
             trips=TRIPS,
+            quantization=record["quantization"],
         )
         data = msgspec.json.format(msgspec.json.encode(rounded(made)), indent=2)
         (PROFILES / f"{cell.name}.json").write_bytes(data + b"\n")

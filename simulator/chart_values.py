@@ -92,6 +92,7 @@ def values(
             "target": {
                 "path": _path(profile.target.partition(",")[0], "TARGET"),
                 "dtype": "bfloat16",
+                **({"quantization": profile.quantization} if profile.quantization else {}),
                 "tensor_parallel": of_target,
                 "num_slots": profile.num_slots,
                 "placement": placement,

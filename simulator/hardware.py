@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -97,6 +98,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         pace: phases in which all forwards take longer or shorter; none on a machine of one's own.
         eagle: a layer of EAGLE beside the target, if there is one. Its drafts take the scheduler's process no
             time but what `trips` say, and the scheduler is woken for calls that it holds back.
+        quantization: to what the target's weights are rounded when they are loaded, as the configuration says
+            it; None if they are as the checkpoint has them.
     """
 
     name: str
@@ -115,6 +118,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
     after_drafting: float = 1.0
     pace: list[Phase] = []
     eagle: EagleProfile | None = None
+    quantization: Literal["fp8", "int4"] | None = None
 
     def cost_profile(self) -> CostProfile:
         """What the scheduler is told, if it is told the truth."""

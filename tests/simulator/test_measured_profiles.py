@@ -24,6 +24,7 @@ def test_they_say_what_was_measured(name: str, record: str, most: float) -> None
     measured = json.loads((RESULTS / f"h200-forward-{record}.json").read_text())
     profile = hardware.load(name)
     assert profile.source.startswith("measured")
+    assert profile.quantization == measured["quantization"]
     for one in measured["results"]:
         requests, context = one["requests"], one["requests"] * measured["context"]
         predicted = profile.cost.seconds(requests, requests * one["rows"], context)

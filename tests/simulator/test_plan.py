@@ -156,6 +156,13 @@ def test_a_profile_of_a_shape_leaves_the_models_to_be_filled_in(name: str, paths
     assert [part["path"] for part in (config["target"], *config["drafters"])] == paths
 
 
+def test_a_plan_has_weights_as_small_as_those_measured() -> None:
+    """As floats, 70 billion of them fill an H200 alone, and no forward takes as long as was counted with."""
+    for name, expected in (("llama-70b-fp8-h200-measured", "fp8"), ("llama-8b-h200-measured", None)):
+        values = chart_values.values(hardware.load(name), Load(), FLOTILLA, 2, 0.9)
+        assert FlotillaConfig.model_validate(values["config"]).target.quantization == expected
+
+
 def test_more_pods_than_the_chart_takes_are_refused() -> None:
     for name, most in (("llama-8b-h200", 10_000), ("llama-30b-v100", 2_000)):
         profile = hardware.load(name)
