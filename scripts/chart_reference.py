@@ -25,8 +25,36 @@ def schema_text(current: Mapping[str, Any]) -> str:
     """The schema with the configuration's definitions as the code has them now."""
     config = FlotillaConfig.model_json_schema()
     ours = {name: part for name, part in current["$defs"].items() if not name[0].isupper()}
-    theirs = {**config.pop("$defs"), "FlotillaConfig": config}
+    theirs = told_apart({**config.pop("$defs"), "FlotillaConfig": config})
     return json.dumps({**current, "$defs": {**ours, **dict(sorted(theirs.items()))}}, indent=2) + "\n"
+
+
+def told_apart(schema: Any) -> Any:
+    """The schema with one case for each kind in place of `oneOf`.
+
+    Of a drafter that is wrong Helm would say else what every other kind takes, and its mistake among it.
+    """
+    if isinstance(schema, list):
+        return [told_apart(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {name: told_apart(part) for name, part in schema.items()}
+    if "discriminator" not in parts:
+        return parts
+    by = parts.pop("discriminator")
+    parts.pop("oneOf")
+    name, kinds = by["propertyName"], by["mapping"]
+    cases = [
+        {"if": {"properties": {name: {"const": kind}}, "required": [name]}, "then": {"$ref": path}}
+        for kind, path in kinds.items()
+    ]
+    return {
+        **parts,
+        "type": "object",
+        "required": [name],
+        "properties": {name: {"enum": list(kinds)}},
+        "allOf": cases,
+    }
 
 
 def described_values(text: str) -> Iterator[tuple[str, str, str]]:

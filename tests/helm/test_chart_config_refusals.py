@@ -227,3 +227,19 @@ TAKEN: dict[str, dict[str, Any]] = {
 def test_what_is_near_to_it_is_taken(name: str) -> None:
     assert files(TAKEN[name])
     FlotillaConfig.model_validate(flotilla_args(TAKEN[name]))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "mistake"),
+    [
+        ({"kind": "model", "name": "a", "path": "/a", "plcement": {}}, "'plcement' not allowed"),
+        ({"kind": "own", "name": "a", "import_path": "a:B"}, "/config/drafters/0/import_path': 'a:B'"),
+        ({"kind": "modell", "name": "a", "path": "/a"}, "'eagle', 'heads', 'model', 'own', 'prompt_lookup'"),
+        ({"name": "a", "path": "/a"}, "missing property 'kind'"),
+    ],
+)
+def test_of_a_drafter_its_own_mistake_is_told_alone(drafter: dict[str, object], mistake: str) -> None:
+    """Not also what it would have to be for each of the other kinds."""
+    told = [line for line in refusal(config(drafters=[drafter])).splitlines() if "/config/drafters/0" in line]
+    assert mistake in told[-1]
+    assert len(told) <= 2
