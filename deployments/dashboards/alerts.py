@@ -11,7 +11,8 @@ Severity = Literal["page", "ticket"]
 
 #: Of fewer requests than this, with objectives in the long window or predicted, no share is worth an alert.
 LEAST_REQUESTS = 10
-#: Fewer that failed or were refused in a quarter of an hour wake nobody, whatever their share.
+#: Fewer that failed or were refused in a quarter of an hour, or missed objectives in the long window, wake
+#: nobody, whatever their share: with a strict target a single one may be many times what is allowed.
 LEAST_FAILURES = 5
 #: Fewer that front ends refused by themselves in a quarter of an hour are one client's mistake.
 LEAST_REFUSED_AT_DOOR = 20
@@ -95,6 +96,7 @@ def _burn(severity: Severity, factor: float, long: str, short: str, spent: str) 
             Condition(rec.burn(long), f"> {factor:g}"),
             Condition(rec.burn(short), f"> {factor:g}"),
             Condition(rec.judged(long), f">= {LEAST_REQUESTS}"),
+            Condition(f"{rec.judged(long)} * (1 - {rec.attainment(long)})", f">= {LEAST_FAILURES}"),
         ),
         summary="Tier {{ $labels.tier }} of {{ $labels.job }} misses its objectives too often.",
         description=f"Over the last {long}, requests of tier {{{{ $labels.tier }}}} missed their objectives "

@@ -316,6 +316,11 @@ BURNS = {
         {name: values for name, values in judged([(45, 1.0)]).items() if "false" in name},
         (expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1),),
     ),
+    # Three of 24 in two hours, which is 12 times what a target of 0.99 allows.
+    "single missed requests of a strict tier wake nobody": Case(
+        judged([(60, 0.125)], per_step=0.4, tier="strict"),
+        tuple(expect(firing(), minute, 0) for minute in (62, 90, 118)),
+    ),
     "a few missed requests wake nobody": Case(
         # Eight requests in two hours, all missed; and a tier without any.
         {
