@@ -243,3 +243,18 @@ def test_of_a_drafter_its_own_mistake_is_told_alone(drafter: dict[str, object], 
     told = [line for line in refusal(config(drafters=[drafter])).splitlines() if "/config/drafters/0" in line]
     assert mistake in told[-1]
     assert len(told) <= 2
+
+
+@pytest.mark.parametrize(
+    "host", ["https://llm.example.com", "LLM.example.com", "llm.example.com:443", "a_b", "*"]
+)
+def test_what_is_no_host_name_is_refused(host: str) -> None:
+    """By the API server, else, once the other objects are there."""
+    assert "/ingress/host" in refusal({"ingress": {"enabled": True, "host": host}})
+    route = {"enabled": True, "parentRefs": [{"name": "a"}], "hostnames": [host]}
+    assert "/httpRoute/hostnames/0" in refusal({"httpRoute": route})
+
+
+def test_host_names_may_stand_for_all_below_one() -> None:
+    assert files({"ingress": {"enabled": True, "host": "*.example.com"}})
+    assert files({"ingress": {"enabled": True, "host": "localhost"}})
