@@ -22,7 +22,7 @@ _PROBE = "/ready"
 _GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
 _GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE")
 _GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-_FAILURES = ("500", "503", "504")
+_OK, _FAILURES = "200", ("500", "503", "504")
 
 
 class FrontEndMetrics:
@@ -59,6 +59,7 @@ class FrontEndMetrics:
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
         self.set.gauge("flotilla_tls_certificate_expiry_timestamp_seconds").set(expires_at)
         for route in _GENERATING:
+            self.set.counter("flotilla_http_requests_total", route, "POST", _OK)
             for status in _FAILURES:
                 self.set.counter("flotilla_http_requests_total", route, "POST", status)
                 self.set.counter("flotilla_http_streams_failed_total", route, status)

@@ -175,9 +175,11 @@ def _queue_refusals() -> str:
 
 def _refused_at_door() -> str:
     refused = f"sum by (job, code) (rate(flotilla_request_errors_total{{{DOOR_CODES}}}[15m]))"
-    # Any path but the open ones may be refused for its key, so that all of them are what this is a share of.
-    answered = f'flotilla_http_requests_total{{route!~"{_OPEN}"}}'
-    every = _grown("rate", (answered, "flotilla_grpc_calls_total"), "15m")
+    # Any path but the open ones may be refused for its key. Refusals are counted as errors and by a status
+    # that has no series before: only of the same series is this a share.
+    answered = f'flotilla_http_requests_total{{route!~"{_OPEN}", status!~"[45].."}}'
+    called = 'flotilla_grpc_calls_total{code="OK"}'
+    every = _grown("rate", (answered, called, "flotilla_request_errors_total"), "15m")
     return f"{refused}\n/ on (job) group_left () ({every} > 0)"
 
 

@@ -159,6 +159,21 @@ CASES |= {
         {looked_at("a", "accepted"): counter([(60, 50)]), told("slo_infeasible"): counter([(60, 50)])},
         (expect(firing(), 50, 0),),
     ),
+    # Their status has no series before the first: of none but these is it a share, and never above all.
+    "where all are refused for their keys it is all of them": Case(
+        {
+            f'flotilla_request_errors_total{{{_FRONT_END}, api="http", code="invalid_api_key"}}': counter(
+                [(30, 0), (30, 20)]
+            ),
+            f'flotilla_http_requests_total{{{_FRONT_END}, route="/v1/completions", status="401"}}': gauge(
+                [(35, None), (25, 600)]
+            ),
+        },
+        (
+            expect('round(100 * max(flotilla:refused_at_the_door:ratio_rate15m{job="f"}))', 50, 100),
+            expect(firing("FlotillaRefusedAtTheDoor"), 59, 1),
+        ),
+    ),
     # One of ten requests in five minutes, as long as it may last.
     "a refusal now and then wakes nobody": Case(
         {looked_at("a", "accepted"): counter([(60, 1.8)]), told("queue_full"): counter([(60, 0.2)])},

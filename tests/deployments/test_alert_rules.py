@@ -187,7 +187,6 @@ INCIDENTS = [
         "FlotillaRefusedAtTheDoor",
         {
             f'{ANSWERED}"200"}}': counter([(30, 50), (40, 50), (40, 50)]),
-            f'{ANSWERED}"401"}}': counter([(30, 1), (40, 50), (40, 1)]),
             DENIED: counter([(30, 1), (40, 50), (40, 1)]),
         },
         65,
