@@ -37,5 +37,5 @@ def test_an_overloaded_cell_refuses_most_and_is_timed_by_what_it_refuses() -> No
     found = refusal_cost.measure(4, 16, refusals=40, repeats=2, seed=0)
     assert found.refused == 60
     assert 0.5 * found.asked < found.refused < found.asked
-    assert 0.0 < found.milliseconds
-    assert 0.0 < found.median_ms
+    assert found.milliseconds > 0.0
+    assert found.median_ms > 0.0
