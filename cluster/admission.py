@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.events import VerifierReady
 from cluster.requests import PREFILL, Request
+from cluster.shared_prompts import num_shared
 from cluster.stream_messages import Rejected, Submit
 from cluster.tier_config import TierConfig
 
@@ -129,39 +130,67 @@ def given_back(request: Request, cell: RunningCell) -> int:
 
 @dataclass(slots=True)
 class Room:
-    """Places and KV slots left beside the running requests, kept while some are admitted or preempted."""
+    """Places and KV slots left beside the running requests, kept while some are admitted or preempted.
+
+    Attributes:
+        places: requests that may yet be admitted.
+        slots: left for those.
+        is_empty: whether nobody runs.
+        sharing: running requests whose prompts others may share.
+    """
 
     places: int
     slots: int
     is_empty: bool
+    sharing: list[Request] = field(default_factory=list)
 
     @classmethod
-    def beside(cls, running: Collection[Request], free_slots: int, max_running: int) -> Room:
-        """Room beside the running requests and what they will still need soon."""
+    def beside(
+        cls, running: Collection[Request], free_slots: int, max_running: int, *, shares_prompts: bool = False
+    ) -> Room:
+        """Room beside the running requests and what they will still need soon.
+
+        Args:
+            running: everybody admitted.
+            free_slots: of the target, as last known.
+            max_running: requests that may run at once.
+            shares_prompts: whether the target keeps a common beginning of prompts once.
+        """
         slots = free_slots - GROWTH_RESERVE * len(running)
         for request in running:
             if request.state in PREFILL:
                 slots -= request.num_tokens - request.num_computed
-        return cls(max_running - len(running), slots, not running)
+        sharing = list(running) if shares_prompts else []
+        if slots < 0:  # else it does not matter
+            begun = [one for one in sharing if one.state in PREFILL and one.num_computed == 0]
+            slots += sum([num_shared(one, sharing) for one in begun])
+        return cls(max_running - len(running), slots, not running, sharing)
 
     def takes(self, request: Request) -> bool:
         """Whether the request fits; with nobody running, whoever passed the door does."""
-        return self.is_empty or (self.places > 0 and self.slots >= request.num_tokens + GROWTH_RESERVE)
+        return self.is_empty or (self.places > 0 and self.slots >= self._needed(request))
 
     def take(self, request: Request) -> None:
         """The waiting request is admitted."""
         self.places -= 1
-        self.slots -= request.num_tokens + GROWTH_RESERVE
+        self.slots -= self._needed(request)
         self.is_empty = False
 
+    def _needed(self, request: Request) -> int:
+        """Slots that it takes; what it shares is counted where there is no room for all of it."""
+        needed = request.num_tokens + GROWTH_RESERVE
+        return needed if self.slots >= needed else needed - num_shared(request, self.sharing)
+
     def give_back(self, request: Request) -> None:
-        """The running request is preempted."""
+        """The running request is preempted; what others have of its prompt stays."""
+        self.sharing = [one for one in self.sharing if one is not request]
         self.places += 1
-        self.slots += request.num_computed + _reserve(request)
+        own = max(0, request.num_computed - num_shared(request, self.sharing))
+        self.slots += own + _reserve(request)
 
     def copy(self) -> Room:
         """For trying something out."""
-        return Room(self.places, self.slots, self.is_empty)
+        return Room(self.places, self.slots, self.is_empty, self.sharing)
 
 
 def slack_s(request: Request, now: float, step_s: float) -> float:

@@ -163,8 +163,8 @@ class CellStats:
             if request.state in (State.PREFILLING, State.PREFILL_SENT):
                 ahead += request.num_tokens - request.num_computed
         reading_s = ahead * per_token_s
-        places = core.config.scheduler.max_running
-        if waiting and not Room.beside(running, free_slots, places).takes(waiting[0]):
+        places, shares = core.config.scheduler.max_running, core.config.target.prefix_sharing
+        if waiting and not Room.beside(running, free_slots, places, shares_prompts=shares).takes(waiting[0]):
             places = min(places, len(running))  # no more find memory
         too_many = len(running) + len(waiting) + 1 - places
         if too_many <= 0 or not running:

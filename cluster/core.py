@@ -63,6 +63,7 @@ class SchedulerCore:
         self.pool.costs.sharing = sharing_of(config)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler)
         self.batcher = Batcher(config.scheduler, cost, self.pool, FairQueue.of(config))
+        self.batcher.shares_prompts = config.target.prefix_sharing
         self.planner.proposing.taking_part = self.batcher.taking_part
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.deepest)
         self.requests: dict[str, Request] = {}
@@ -85,8 +86,7 @@ class SchedulerCore:
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
         # For `reflect`: when the event was, and whether it sent a call to the target.
-        self._now = 0.0
-        self._is_verify_new = False
+        self._now, self._is_verify_new = 0.0, False
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""

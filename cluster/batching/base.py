@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from cluster.admission import Room
 from cluster.cost_model import CostModel
 from cluster.requests import Request
 
@@ -38,6 +39,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         headroom: share by which a prediction must be below an objective for few to be late.
         background_headroom: the same for next to none to be late for the sake of the background.
         tier_priorities: of service tiers by name, where they have one.
+        shares_prompts: whether the target keeps a common beginning of prompts once.
     """
 
     now: float
@@ -58,6 +60,12 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
     headroom: float = 0.0
     background_headroom: float = 0.0
     tier_priorities: Mapping[str, int] = {}
+    shares_prompts: bool = False
+
+    def room(self, running: Collection[Request], max_running: int | None = None) -> Room:
+        """Room for more beside those running, of whom there may be fewer than `max_running` of the step."""
+        most = self.max_running if max_running is None else min(self.max_running, max_running)
+        return Room.beside(running, self.free_slots, most, shares_prompts=self.shares_prompts)
 
     def comes_first(self, one: Request, other: Request) -> bool:
         """Whether `one` is more urgent by its priority; between tenants by that of its tier (`victim`)."""

@@ -31,6 +31,8 @@ class Batcher:
     # How far predictions must lie below objectives, learned at the door; also for the background's sake.
     headroom: Headroom = field(default_factory=Headroom)
     background_headroom: BackgroundHeadroom = field(default_factory=BackgroundHeadroom)
+    # Whether the target keeps a common beginning of prompts once.
+    shares_prompts: bool = False
     rule: BatchingRule = field(init=False)
     _holds_back: HoldsBack | None = field(init=False)
     pace: Pace = field(init=False)
@@ -130,4 +132,5 @@ class Batcher:
             headroom=self.headroom.value(now),
             background_headroom=self.background_headroom.value(now),
             tier_priorities=self.fair.tier_priorities,
+            shares_prompts=self.shares_prompts,
         )

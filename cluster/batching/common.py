@@ -34,7 +34,7 @@ def fill(
     ordered: Iterable[Request], running: Collection[Request], context: BatchContext, limit: int | None = None
 ) -> Admission:
     """Admit in the given order until one has no room, or `limit` requests run; nobody passes that one."""
-    room = Room.beside(running, context.free_slots, min(context.max_running, limit or context.max_running))
+    room = context.room(running, limit)
     admitted = []
     for request in ordered:
         if not room.takes(request):

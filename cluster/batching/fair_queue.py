@@ -115,9 +115,13 @@ class FairQueue:
             if not answer.admitted or any(one in admitted for one in answer.preempted):
                 break
             (request,) = answer.admitted
-            given_back = sum(one.num_computed for one in answer.preempted)
+            room = context.room(holders)
+            for one in answer.preempted:
+                room.give_back(one)
+            room.take(request)
             holders = [one for one in holders if one not in answer.preempted] + [request]
-            context = replace(context, free_slots=context.free_slots + given_back - request.num_tokens)
+            slots_more = room.slots - context.room(holders).slots
+            context = replace(context, free_slots=context.free_slots + slots_more)
             admitted.append(request)
             preempted += answer.preempted
             if request not in self._charged:

@@ -72,7 +72,7 @@ class Flotilla:
             return Admission()
         if not any(map(has_objective, (*running, *waiting))) and _same_priority(waiting):
             return fill(waiting, running, context)
-        room = Room.beside(running, context.free_slots, context.max_running)
+        room = context.room(running)
         admitted: list[Request] = []
         preempted: list[Request] = []
         for request in sorted(waiting, key=lambda r: _order(r, context)):

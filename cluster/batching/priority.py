@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.common import IN_CALL, awaits_drafts, chunked, first_few, make_room, tpot_s
 from cluster.batching.sarathi import Sarathi
@@ -31,7 +30,7 @@ class Priority(Sarathi):
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> Admission:
         """The most urgent first; where there is no room, less urgent running requests give up their KV."""
-        room = Room.beside(running, context.free_slots, context.max_running)
+        room = context.room(running)
         least_urgent_last = sorted((r for r in running if r.state not in IN_CALL), key=_by_urgency)
         admitted: list[Request] = []
         preempted: list[Request] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.common import arrival_order, whole_prompts
 from cluster.batching.fcfs import Fcfs
@@ -34,7 +33,7 @@ class SepPipe(Fcfs):
         for request in running:
             counts[pipeline(request)] = counts.get(pipeline(request), 0) + 1
         share = max(1, context.max_running // max(1, len(counts)))
-        room = Room.beside(running, context.free_slots, context.max_running)
+        room = context.room(running)
         admitted = []
         for request in waiting:
             if counts[pipeline(request)] >= share:
