@@ -16,6 +16,7 @@ from cluster.log_files import log_to_files
 from cluster.members import REPORT_INTERVAL_S, Member
 from cluster.process_environment import take_on
 from cluster.served_target import served_target
+from deployments.arriving import OthersServing
 from deployments.directory import DirectoryClient
 from deployments.metric_server import MetricServer
 from deployments.supervising import identity
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 #: A cell that has no others beside it need not tell its load so often.
 _ALONE_INTERVAL_S = 1.0
 _POLL_S = 0.1
+# Where nobody but Ray Serve ends a cell that does not report, it takes so long.
+_GONE_S = 30.0
 # What was sent last is given this long to leave the process.
 _FAREWELL_S = 0.1
 
@@ -58,13 +61,16 @@ class CellReplica(Cell):
         )
         self._directory = DirectoryClient(directory, self.member, interval_s)
         self._directory.start()
-        while self.state != "ready" and not self._failure and (scaling.await_ready or self._others_serve()):
+        others_serve = OthersServing(self._directory, self._id, config.health.member_silent_s or _GONE_S)
+        while self.state != "ready" and (scaling.await_ready or others_serve):
+            if self._failure and not others_serve.are_unheard:
+                break
             await asyncio.sleep(_POLL_S)
         if self.state == "ready":
             # Known before Serve stops whom it replaces.
             with contextlib.suppress(Exception):  # it is reported again in any case
                 await self._directory.report()
-        if self._failure and (scaling.await_ready or self._others_serve()):
+        if self._failure and (scaling.await_ready or others_serve):
             raise RuntimeError(self._failure)
 
     def member(self) -> Member:
@@ -105,10 +111,3 @@ class CellReplica(Cell):
         await self._directory.leave()
         await asyncio.sleep(_FAREWELL_S)
         super().__del__()
-
-    def _others_serve(self) -> bool:
-        members = self._directory.members
-        # Before the first answer of the directory, nobody knows.
-        return not members or any(
-            member.kind == "cell" and member.id != self._id and member.state == "ready" for member in members
-        )

@@ -1,4 +1,4 @@
-"""A front end takes over from others once it has a cell to send their clients' requests to."""
+"""Who comes takes over from others once it can: a cell that serves, a front end with a cell to ask."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.members import Member, State
 from deployments import arriving
-from deployments.arriving import cells_serve
+from deployments.arriving import OthersServing, cells_serve
 
 OWN = Member(kind="front_end", id="own", node="n", state="starting")
 OTHER = Member(kind="front_end", id="other", node="n")
@@ -62,3 +63,31 @@ async def test_beside_a_cell_of_its_own_it_serves_at_once() -> None:
 )
 async def test_where_nobody_serves_another_target_it_does_not_wait_for_long(members: list[Member]) -> None:
     await asyncio.wait_for(cells_serve(Heard(members), "own", "new"), 5)
+
+
+async def test_a_cell_that_comes_waits_though_one_that_serves_is_not_named_for_a_while() -> None:
+    """It had much to do and was silent: Ray Serve stopped it for one that could not load its model."""
+    heard = Heard()
+    others_serve = OthersServing(heard, "own", gone_after_s=0.4)
+    own, other = replace(cell("t", "starting"), id="own"), cell("t")
+    for members in ([], [own], [own, other]):
+        heard.members = members
+        assert others_serve
+        assert others_serve.are_unheard is (other not in members)
+    heard.members = [own]
+    await asyncio.sleep(0.2)
+    assert others_serve
+    await asyncio.sleep(0.4)
+    assert not others_serve
+    heard.members = [own, other]
+    assert others_serve
+
+
+async def test_a_cell_without_others_counts_as_there_once_a_new_directory_would_have_heard_of_them() -> None:
+    others_serve = OthersServing(
+        Heard([replace(cell("t", "starting"), id="own"), OTHER]), "own", gone_after_s=60.0
+    )
+    assert others_serve
+    await asyncio.sleep(0.3)
+    assert not others_serve
+    assert not others_serve.are_unheard
