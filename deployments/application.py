@@ -6,6 +6,7 @@
 from typing import Any
 
 from ray import serve
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatus
 
 from cluster.config import FlotillaConfig
 from cluster.placement_config import ReplicaPlacementConfig
@@ -86,6 +87,17 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         args.model_dump(mode="json"), cell.bind(args, directory), directory
     )
     return application
+
+
+def why_failed(application: ApplicationStatusOverview) -> str:
+    """The errors of deployments that failed, without Ray Serve's account of where in the code they arose."""
+    failed = (DeploymentStatus.DEPLOY_FAILED, DeploymentStatus.UNHEALTHY)
+    told = {
+        name: deployment.message.strip().splitlines()
+        for name, deployment in application.deployments.items()
+        if deployment.status in failed
+    }
+    return "; ".join(f"{name}: {lines[-1]}" for name, lines in told.items() if lines)
 
 
 def _actor(placement: ReplicaPlacementConfig) -> dict[str, Any]:

@@ -19,12 +19,14 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from cluster.config import FlotillaConfig
 from cluster.members import Member
 from cluster.served_target import FIELDS
-from deployments.application import APP_NAME, build_app
+from deployments.application import APP_NAME, build_app, why_failed
 from deployments.directory import DIRECTORY_NAME, ask
 
 _POLL_S = 0.5
 _CALL_TIMEOUT_S = 10.0
 _SILENCE_S = 60.0
+#: Between the end of a lost replica and the start of the next Ray Serve makes nothing for a moment.
+_GIVEN_UP_S = 5.0
 
 #: Settings by which clients and requests under way know the system; others may change.
 _FIXED = (
@@ -41,6 +43,8 @@ _FIXED = (
     "metrics.port",
 )
 _PORTS = ("http.port", "grpc.port")
+#: What Ray Serve calls an application of which something failed.
+_FAILURES = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 class RolloutError(Exception):
@@ -73,7 +77,7 @@ class Progress:
     @property
     def has_failed(self) -> bool:
         """Whether Ray Serve gave up; who served before still does, and is not replaced when lost."""
-        return self.status in ("DEPLOY_FAILED", "UNHEALTHY")
+        return self.status in _FAILURES
 
     @property
     def failure(self) -> str:
@@ -85,6 +89,8 @@ class Progress:
 
     def summary(self) -> str:
         """A line for people."""
+        if not self.members:
+            return "waiting for the directory of cells and front ends, which is replaced, too"
         parts = []
         for kind, name in (("cell", "cells"), ("front_end", "front ends")):
             found = [member for member in self.members if member.kind == kind]
@@ -138,10 +144,14 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
     config = allowed(FlotillaConfig.model_validate(raw), wanted)
     target = serve.RunTarget(target=build_app(config), name=APP_NAME)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    goes_on_at = time.monotonic()
     for application in _told():
         status = ApplicationStatus(application.status).value
-        reasons = [application.message, *(one.message for one in application.deployments.values())]
-        message = " ".join(dict.fromkeys(reason for reason in reasons if reason))
+        if status not in _FAILURES or _goes_on(application):
+            goes_on_at = time.monotonic()
+        if status in _FAILURES and time.monotonic() - goes_on_at < _GIVEN_UP_S:
+            status = ApplicationStatus.DEPLOYING.value
+        message = " ".join(filter(None, (application.message, why_failed(application))))
         progress = Progress(status, message, _members_if_told(), old)
         yield progress
         if progress.is_done or progress.has_failed:
@@ -167,6 +177,20 @@ def _told() -> Iterator[ApplicationStatusOverview]:
             continue
         heard = time.monotonic()
         yield application
+
+
+def _goes_on(application: ApplicationStatusOverview) -> bool:
+    """Whether Ray Serve still makes what failed.
+
+    It calls a deployment failed, too, of which a new replica was lost, until another is in its place and the
+    old ones have ended.
+    """
+    failed = [one for one in application.deployments.values() if one.status in _FAILURES]
+    return bool(failed) and all(
+        one.status_trigger == "HEALTH_CHECK_FAILED"
+        and any(count for state, count in one.replica_states.items() if state != "RUNNING")
+        for one in failed
+    )
 
 
 async def _members() -> list[Member]:

@@ -25,7 +25,7 @@ os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 
 import ray
 from ray import serve
-from ray.serve.schema import ApplicationStatus, DeploymentStatus
+from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 from rich.markup import escape
 
@@ -40,7 +40,7 @@ from cluster.priority import use_ordinary_priority
 from cluster.process_environment import take_on
 from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
-from deployments.application import APP_NAME, CELL_NAME, build_app
+from deployments.application import APP_NAME, CELL_NAME, build_app, why_failed
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
 from deployments.hangups import Hangups
 from deployments.preflight import StartError
@@ -232,20 +232,9 @@ def _await_application() -> None:
         if application.status == ApplicationStatus.RUNNING:
             return
         if application.status == ApplicationStatus.DEPLOY_FAILED:
-            reason = _why_not_started() or application.message
+            reason = why_failed(application) or application.message
             raise StartError(f"Ray Serve could not start the application: {reason}")
         time.sleep(_POLL_S)
-
-
-def _why_not_started() -> str:
-    """The errors of deployments that did not start: Serve's own says which these are, not what they said."""
-    failed = {
-        name: deployment.message.strip().splitlines()
-        for application in serve.status().applications.values()
-        for name, deployment in application.deployments.items()
-        if deployment.status == DeploymentStatus.DEPLOY_FAILED
-    }
-    return "; ".join(f"{name}: {message[-1]}" for name, message in failed.items() if message)
 
 
 def _proxied_http(config: FlotillaConfig) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from ray._private import services
 from ray.exceptions import ActorUnavailableError
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeStatus
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+    ReplicaState,
+    ServeStatus,
+)
 from rich.console import Console
 from starlette.responses import PlainTextResponse, Response
 from typer.testing import CliRunner
@@ -137,6 +145,81 @@ def test_a_controller_that_is_made_again_meanwhile_is_waited_for(monkeypatch: py
     assert told == []
     with pytest.raises(RolloutError, match=r"for 1 s.*for good"):
         next(seen)
+
+
+def cells(trigger: str, message: str = "", **replicas: int) -> ApplicationStatusOverview:
+    """Told while a new configuration is rolled out, of which something failed."""
+    deployment = DeploymentStatusOverview(
+        status=DeploymentStatus.DEPLOY_FAILED,
+        status_trigger=DeploymentStatusTrigger(trigger),
+        replica_states={ReplicaState(state): count for state, count in replicas.items()},
+        message=message,
+    )
+    return ApplicationStatusOverview(
+        status=ApplicationStatus.DEPLOY_FAILED,
+        message="Failed to update the deployments ['Cell'].",
+        last_deployed_time_s=0.0,
+        deployments={"Cell": deployment},
+    )
+
+
+def following(monkeypatch: pytest.MonkeyPatch, told: list[ApplicationStatusOverview]) -> list[Progress]:
+    """What is seen of a rollout of which Ray Serve tells this."""
+
+    async def members() -> list[Member]:
+        return []
+
+    class FrontEnd:
+        def __getattr__(self, _: str) -> FrontEnd:
+            return self
+
+        def remote(self) -> FrontEnd:
+            return self
+
+        def result(self, timeout_s: float) -> object:
+            return RUNNING.model_dump(mode="json")
+
+    monkeypatch.setattr(rollout.serve, "get_deployment_handle", lambda *_: FrontEnd())
+    monkeypatch.setattr(rollout.serve, "run_many", lambda *_, **__: None)
+    monkeypatch.setattr(rollout, "_members", members)
+    monkeypatch.setattr(rollout, "_told", lambda: iter(told))
+    return list(rollout.begin(wanted()))
+
+
+def test_a_new_cell_that_is_lost_before_the_old_ones_have_ended_is_not_the_end_of_a_rollout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray Serve calls it failed until another is there: the former file was to be rolled out, for nothing."""
+    lost = "A replica's health check failed."
+    told = [
+        cells("HEALTH_CHECK_FAILED", lost, STOPPING=1),
+        cells("HEALTH_CHECK_FAILED", lost),  # for a moment nothing is made
+        cells("HEALTH_CHECK_FAILED", lost, STARTING=1, STOPPING=1),
+        cells("HEALTH_CHECK_FAILED", lost, RUNNING=1, STOPPING=1),
+    ]
+    seen = following(monkeypatch, told)
+    assert [one.has_failed for one in seen] == [False] * 4
+    monkeypatch.setattr(rollout, "_GIVEN_UP_S", 0.0)
+    assert following(monkeypatch, [cells("HEALTH_CHECK_FAILED", lost, RUNNING=1)])[-1].has_failed
+
+
+def test_why_new_cells_cannot_start_is_said_without_where_in_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout, "_GIVEN_UP_S", 0.0)
+    raised = (
+        "It failed 3 times. Error:\nTraceback:\n  File x, line 1\nRuntimeError: the cell could not start\n"
+    )
+    (seen,) = following(monkeypatch, [cells("REPLICA_STARTUP_FAILED", raised, STOPPING=1)])
+    assert seen.has_failed
+    assert (
+        seen.message
+        == "Failed to update the deployments ['Cell']. Cell: RuntimeError: the cell could not start"
+    )
+
+
+def test_while_nobody_tells_who_is_there_it_is_not_said_that_nobody_is() -> None:
+    assert progress("DEPLOYING").summary().startswith("waiting for the directory")
 
 
 def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
