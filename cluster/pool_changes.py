@@ -47,8 +47,8 @@ class PoolChanges:
         """Add a kind of drafter with its instances, and wait up to `wait_s` for them.
 
         Raises:
-            PoolError: if the name is taken, the drafter cannot be loaded, or is of a class that the
-                configuration of the start does not name.
+            PoolError: if the name is taken, the drafter cannot be loaded, is taken away meanwhile, or is of a
+                class that the configuration of the start does not name.
         """
         self._require_serving()
         self._require_known_code(config)
@@ -56,13 +56,17 @@ class PoolChanges:
             raise PoolError(f"there is a drafter `{config.name}` already; scale it, or remove it first")
         self._lifecycle.kinds[config.name] = config
         # Instances of a kind that was given up may still be draining under its name.
-        return await self._add(config, self._lifecycle.free_names(config.name, config.replicas), wait_s)
+        names = self._lifecycle.free_names(config.name, config.replicas)
+        return self._still_there(config.name, await self._add(config, names, wait_s))
 
     async def scale(self, kind: str, replicas: int, wait_s: float) -> list[dict[str, Any]]:
         """Have so many instances of a kind: more are added as by `add`, those too many are drained.
 
+        Those go first that do not serve, then the newest.
+
         Raises:
-            UnknownDrafter, PoolError: as its name says, or if the new instances cannot be loaded.
+            UnknownDrafter, PoolError: as its name says, or if the new instances cannot be loaded, or are
+                taken away meanwhile.
         """
         self._require_serving()
         config = self._lifecycle.kinds.get(kind)
@@ -76,8 +80,9 @@ class PoolChanges:
         self._lifecycle.kinds[kind] = config.model_copy(update={"replicas": replicas})
         if replicas > len(there):
             names = self._lifecycle.free_names(kind, replicas - len(there))
-            return await self._add(config, names, wait_s)
-        for life in there[replicas:]:
+            return self._still_there(kind, await self._add(config, names, wait_s))
+        # Who serves stays, and of those the oldest.
+        for life in sorted(there, key=lambda life: life.state != "ready")[replicas:]:
             self._drain(life)
         return [info for info in self._lifecycle.drafters() if info["kind"] == kind]
 
@@ -178,6 +183,13 @@ class PoolChanges:
             raise DrafterFailed(f"drafter `{config.name}` could not be added: {cause(failed[0])}")
         return [info for info in self._lifecycle.drafters() if info["name"] in names]
 
+    @staticmethod
+    def _still_there(kind: str, instances: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What was added, unless nothing of it is left to tell of."""
+        if not instances:
+            raise PoolError(f"drafter `{kind}` was not added: it was taken away while it was loaded")
+        return instances
+
     async def _load_added(self, life: Life) -> None:
         assert life.config is not None
         try:
@@ -260,6 +272,9 @@ class PoolChanges:
         return [life]
 
     def _unknown(self, name: str) -> str:
+        life = self._lifecycle.lives.get(name)
+        if life is not None and life.config is not None and life.config.name in self._lifecycle.kinds:
+            return f"`{name}` is an instance; name its kind, `{life.config.name}`"
         return f"there is no drafter `{name}`; there are {', '.join(self._lifecycle.names) or 'none'}"
 
     def _require_serving(self) -> None:

@@ -111,7 +111,7 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
         instances = await _told(control.replace_drafter(config.model_dump(mode="json")))
         return _listed(instances, status=_status(instances, 200))
 
-    @app.patch("/admin/drafters/{kind}")
+    @app.patch("/admin/drafters/{kind:path}")
     async def scale(kind: str, request: Request) -> Response:
         """Have `replicas` instances of a kind; those too many are drained."""
         control = admitted(request)

@@ -260,6 +260,37 @@ async def test_who_is_given_up_at_the_moment_it_is_loaded_is_not_ready_afterward
     assert cell.workers.workers.keys() == {"verifier", "small"}
 
 
+@pytest.mark.parametrize("change", ["remove", "drain"])
+async def test_who_adds_a_drafter_is_told_that_it_was_taken_away_while_it_was_loaded(change: str) -> None:
+    """The answer was 201, which says that it serves, with nobody in it."""
+    cell = Cell(1)
+    cell.workers.loads.clear()
+    added = asyncio.create_task(cell.changes.add(cell.small.model_copy(update={"name": "other"}), 5.0))
+    scaled = asyncio.create_task(cell.changes.scale("small", 2, 5.0))
+    await turns()
+    for name in ("other", "small/1"):
+        await getattr(cell.changes, change)(name)
+    for task, kind in ((added, "other"), (scaled, "small")):
+        with pytest.raises(PoolError, match=f"`{kind}` was not added: it was taken away"):
+            await task
+    assert cell.states == {"small": "ready"}
+
+
+async def test_of_those_too_many_who_does_not_serve_goes_first() -> None:
+    """The newest went: the one that served, and the kind had only one left that waited for a lost node."""
+    cell = Cell(3)
+    cell.lifecycle.lives["small/0"].state = "restarting"
+    await cell.changes.scale("small", 1, 5.0)
+    await turns()
+    assert cell.states == {"small/1": "ready", "small/2": "draining"}
+    assert cell.shell.lost == ["small/0"]
+
+
+async def test_an_instance_is_not_scaled_and_its_kind_is_named() -> None:
+    with pytest.raises(UnknownDrafter, match="`small/1` is an instance; name its kind, `small`"):
+        await Cell(2).changes.scale("small/1", 2, 5.0)
+
+
 @pytest.mark.parametrize("seed", range(40))
 async def test_in_the_end_the_scheduler_has_who_is_there_whatever_was_asked_for(seed: int) -> None:
     """Changes at any moment of each other: no drafter that nobody knows, and no process without a drafter."""

@@ -104,12 +104,14 @@ async def test_it_is_off_by_default_and_says_how_to_turn_it_on(cell: CellStandIn
 async def test_every_verb_reaches_the_pool(pool: Pool, http: httpx.AsyncClient) -> None:
     assert (await http.get(PATH)).json()["data"][0]["name"] == "lookup"
     assert (await http.post(PATH, json=LOOKUP)).status_code == 201
-    assert (await http.patch(f"{PATH}/lookup", json={"replicas": 3})).status_code == 200
+    for name in ("lookup", "lookup%2F0"):  # the pool says what is wrong with the name of an instance
+        assert (await http.patch(f"{PATH}/{name}", json={"replicas": 3})).status_code == 200
     assert (await http.delete(f"{PATH}/lookup/1?drain=true")).status_code == 202
     gone = await http.delete(f"{PATH}/lookup/1")
     assert (gone.status_code, gone.json()["deleted"]) == (200, True)
     asked = [entry[:2] if entry[0] != "add" else entry[:1] for entry in pool.asked]
-    assert asked == [("list",), ("add",), ("scale", "lookup"), ("drain", "lookup/1"), ("remove", "lookup/1")]
+    scaled = [("scale", "lookup"), ("scale", "lookup/0")]
+    assert asked == [("list",), ("add",), *scaled, ("drain", "lookup/1"), ("remove", "lookup/1")]
     assert pool.asked[1][1]["max_ngram"] == 4
 
 
