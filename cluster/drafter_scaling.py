@@ -79,5 +79,6 @@ class DrafterScaling:
             most = max(config.max_replicas, load.least)
             return load.instances + 1 if load.has_room and load.instances < most else load.instances
         if seen.idle_since is not None and now - seen.idle_since >= config.idle_s:
-            return max(load.least, load.instances - 1)
+            # Where somebody has taken away more than that, being idle is no reason for another one.
+            return max(min(load.least, load.instances), load.instances - 1)
         return load.instances

@@ -344,6 +344,10 @@ class Lifecycle:
         """Instances of a kind, in the order they were made."""
         return [life for life in self._drafters() if life.config is not None and life.config.name == kind]
 
+    def has_room(self, config: DrafterConfig) -> bool:
+        """Whether what one more instance reserves is free."""
+        return self._workers.has_room(config.placement)
+
     def free_names(self, kind: str, count: int) -> list[str]:
         """Names for `count` more instances of a kind, which nobody has until its process has ended.
 

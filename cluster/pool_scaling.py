@@ -9,7 +9,6 @@ from cluster.drafter_scaling import DrafterScaling, KindLoad
 from cluster.lifecycle import Lifecycle, Shell
 from cluster.pool_changes import PoolChanges
 from cluster.pool_errors import PoolError
-from cluster.reservation import has_room
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class PoolScaling:
             config = self._lifecycle.kinds.get(kind)
             if config is None:  # removed since it was looked at
                 return
-            if wanted > there and not has_room(config.placement):
+            if wanted > there and not self._lifecycle.has_room(config):
                 _log.info("drafter %s is scarce, and there are no resources for another instance", kind)
                 return
             _log.warning("drafter %s: %d instances instead of %d", kind, wanted, there)

@@ -141,6 +141,16 @@ class Reservations:
                 return True
         return False
 
+    def has_room(self, placement: ResourcesConfig) -> bool:
+        """Whether what one more worker placed so reserves is free: in a seat that another left, or in Ray."""
+        if any(seat.placement == placement for seat in self._vacant):
+            return True
+        needed = Demand.of(placement).amounts
+        if not needed:
+            return True
+        free = ray.available_resources()
+        return all(free.get(name, 0.0) >= amount for name, amount in needed.items())
+
     def vacate(self, name: str) -> None:
         """The worker is removed for good: a group of its own is freed, a bundle of the cell's stays."""
         seat = self._seats.pop(name, None)
@@ -217,13 +227,3 @@ def _look_up(seat: Seat) -> bool:
 
 def _node_of(seat: Seat) -> str:
     return str(placement_group_table(seat.group)["bundles_to_node_id"].get(seat.index, ""))
-
-
-def has_room(placement: ResourcesConfig) -> bool:
-    """Whether the cluster has free what one worker placed so reserves."""
-    needed = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    needed = {name: amount for name, amount in needed.items() if amount > 0}
-    if not needed:
-        return True
-    free = ray.available_resources()
-    return all(free.get(name, 0.0) >= amount for name, amount in needed.items())

@@ -99,6 +99,10 @@ class WorkerSet:
         plan = plan_added(name, config, target[0][0], self._nodes())
         await self._reservations.reserve(plan, {name: config.placement}, report, is_alone=True)
 
+    def has_room(self, placement: ResourcesConfig) -> bool:
+        """As of `Reservations`."""
+        return self._reservations.has_room(placement)
+
     async def restore(self, name: str, report: Callable[[str], None]) -> None:
         """Wait until there is a place for a lost worker; `report` is told what is waited for."""
         num_ranks = self._config.target.tensor_parallel

@@ -52,6 +52,12 @@ def test_idle_instances_are_drained_down_to_the_least() -> None:
     assert found[-1] == 1
 
 
+def test_a_kind_that_somebody_scaled_below_the_least_gets_none_for_being_idle() -> None:
+    """It was scaled down for good, and had another instance after a minute without requests."""
+    assert set(run([replace(CALM, served=0, least=2)] * 400)) == {1}
+    assert run([replace(CALM, served=4, least=2, price=50.0)] * 200)[-1] == 3
+
+
 def test_an_instance_whose_places_are_needed_stays() -> None:
     assert set(run([replace(CALM, served=5)] * 400, instances=2)) == {2}
 
