@@ -180,7 +180,10 @@ class PoolChanges:
         done, _ = await asyncio.wait(tasks, timeout=wait_s)
         failed = [task.exception() for task in done if not task.cancelled() and task.exception() is not None]
         if failed:
-            raise DrafterFailed(f"drafter `{config.name}` could not be added: {cause(failed[0])}")
+            all_or_some = "" if len(failed) == len(names) else f"{len(failed)} of {len(names)} instances of "
+            raise DrafterFailed(
+                f"{all_or_some}drafter `{config.name}` could not be added: {cause(failed[0])}"
+            )
         return [info for info in self._lifecycle.drafters() if info["name"] in names]
 
     @staticmethod

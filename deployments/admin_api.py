@@ -182,7 +182,7 @@ async def _told(call: Awaitable[_Answer]) -> _Answer:
 
 def _sentence(error: PoolError) -> str:
     text = str(error.args[0])
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
 
 
 def _status(instances: Instances, done: int) -> int:

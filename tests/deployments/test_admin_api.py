@@ -134,6 +134,7 @@ async def test_what_still_loads_is_accepted_not_created(pool: Pool, http: httpx.
     [
         (UnknownDrafter("there is no drafter `x`"), 404, "drafter_not_found"),
         (DrafterFailed("no model at /x"), 400, "drafter_failed"),
+        (DrafterFailed("it died before it had finished."), 400, "drafter_failed"),
         (NotServing("the cell is still starting"), 503, "service_unavailable"),
         (PoolError("there is one already"), 409, "pool_conflict"),
         (ConnectionError("no such actor"), 503, "service_unavailable"),
@@ -145,7 +146,9 @@ async def test_refusals_have_a_status_and_a_sentence(
     pool.error = error
     answer = await http.post(PATH, json=LOOKUP)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert answer.json()["error"]["message"][0].isupper()
+    message = answer.json()["error"]["message"]
+    assert message[0].isupper()
+    assert message[-1] == "." != message[-2]
 
 
 @pytest.mark.parametrize(
