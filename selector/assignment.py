@@ -17,6 +17,8 @@ Int64 = NDArray[np.int64]
 
 # Column of a request without a drafter.
 NONE = -1
+# Of the greatest gain: what moves leave over that make up for each other but for rounding.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ def capacity_prices(weights: Float64, columns: Int64, none: Float64 | float = 0.
         if np.array_equal(longer, prices):
             break
         prices = longer
+    # Requests alike are tied, and a place that brings nothing must not seem to bring something for ever.
+    prices[prices <= _ROUNDING * gains.max(initial=0.0)] = 0.0
     return prices
 
 

@@ -85,3 +85,17 @@ def test_without_drafters_or_places_nobody_is_served() -> None:
     assert match(np.zeros((2, 0)), np.zeros(0, dtype=np.int64)).columns.tolist() == [NONE, NONE]
     assert match(np.ones((2, 1)), np.zeros(1, dtype=np.int64)).columns.tolist() == [NONE, NONE]
     assert capacity_prices(np.ones((2, 1)), np.array([NONE, NONE])).tolist() == [1.0]
+
+
+def test_a_place_more_beside_a_free_one_is_worth_nothing_at_all_also_among_ties() -> None:
+    """By rounding it was worth 3e-14 tokens a second, and a kind with instances too many was never idle."""
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        # Requests that differ by how much any drafter helps them, and some serve where they are now.
+        weights = 30.0 + rng.uniform(5, 200, 3) + rng.uniform(0, 300, (6, 1)) - 2.0
+        weights[np.arange(6), rng.integers(0, 3, 6)] += 2.0
+        capacities = rng.integers(1, 4, 3)
+        columns = match(weights, capacities, 30.0).columns
+        prices = capacity_prices(weights, columns, 30.0)
+        taken = np.bincount(columns[columns != NONE], minlength=3)
+        assert np.all(prices[taken < capacities] == 0.0)
