@@ -100,8 +100,13 @@ class Progress:
         return "; ".join(parts)
 
 
-def allowed(running: FlotillaConfig, wanted: FlotillaConfig) -> FlotillaConfig:
+def allowed(running: FlotillaConfig, wanted: FlotillaConfig, *, keeps_key: bool = True) -> FlotillaConfig:
     """The configuration to go to: as wanted, on the ports that are in use.
+
+    Args:
+        running: what serves.
+        wanted: what is to serve.
+        keeps_key: where nothing is said of `security.key_hash`, the one in use stays.
 
     Raises:
         RolloutError: if a setting changes that cannot while the system serves.
@@ -110,7 +115,7 @@ def allowed(running: FlotillaConfig, wanted: FlotillaConfig) -> FlotillaConfig:
     for path in _PORTS:
         section, _, name = path.partition(".")
         after[section][name] = after[section][name] or before[section][name]
-    if after["security"]["key_hash"] is None:  # that of the environment of `flotilla serve`
+    if keeps_key and after["security"]["key_hash"] is None:
         after["security"]["key_hash"] = before["security"]["key_hash"]
     changed = [path for path in _FIXED if _at(before, path) != _at(after, path)]
     if changed:
@@ -124,10 +129,11 @@ def allowed(running: FlotillaConfig, wanted: FlotillaConfig) -> FlotillaConfig:
     return FlotillaConfig.model_validate(after)
 
 
-def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
+def begin(wanted: FlotillaConfig, *, keeps_key: bool = True) -> Iterator[Progress]:
     """Have the running system become as wanted; how far that has come, until it is done or has failed.
 
-    The caller is connected to its Ray cluster. Who stops asking stops nothing.
+    The caller is connected to its Ray cluster. Who stops asking stops nothing. `keeps_key` is for who cannot
+    know the key in the environment of `flotilla serve` (`allowed`).
 
     Raises:
         RolloutError: if nothing runs there, or a setting cannot change; nothing was begun then. Later, if
@@ -141,7 +147,7 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
         raise RolloutError(
             f"no Flotilla serves on this Ray cluster, or it does not answer: {error}"
         ) from error
-    config = allowed(FlotillaConfig.model_validate(raw), wanted)
+    config = allowed(FlotillaConfig.model_validate(raw), wanted, keeps_key=keeps_key)
     target = serve.RunTarget(target=build_app(config), name=APP_NAME)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     goes_on_at = time.monotonic()

@@ -119,7 +119,10 @@ def _roll_out(
 
     shown = ""
     try:
-        for progress in begin(reload()):
+        wanted = reload()
+        # A key that was taken out of the file opens nothing any longer; that of the environment does.
+        wanted = wanted.model_copy(update={"security": with_environment_key(wanted.security)})
+        for progress in begin(wanted, keeps_key=False):
             if is_superseded():
                 console.print("rollout: another one is asked for", markup=False, highlight=False)
                 return

@@ -33,8 +33,10 @@ from typer.testing import CliRunner
 from cluster.config import FlotillaConfig
 from cluster.members import Member, State
 from deployments import cli, rollout, serving
+from deployments.api_keys import find_key, hash_key
 from deployments.application import APP_NAME
 from deployments.farewell import Farewell
+from deployments.key_store import KeyStore
 from deployments.preflight import StartError
 from deployments.rollout import Progress, RolloutError, allowed
 from tests.fakes.cell_stand_in import CellStandIn
@@ -67,6 +69,28 @@ def test_what_is_wanted_is_taken_on_the_ports_and_with_the_key_in_use() -> None:
     assert config.security.key_hash == RUNNING.security.key_hash
     assert (config.policy.name, config.scheduler.max_running) == ("smartspec", 3)
     assert allowed(config, config) == config
+
+
+@pytest.mark.parametrize("key", ["", "flotilla-0123456789abcdefghij"])
+def test_a_key_that_is_taken_out_of_the_file_is_none_after_the_signal(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on opening everything: what the file did not say was taken for the key of the environment."""
+    before = "flotilla-abcdefghij0123456789"
+    security = RUNNING.security.model_copy(update={"key_hash": hash_key(before)})
+    running, asked = RUNNING.model_copy(update={"security": security}), []
+
+    def begin(change: FlotillaConfig, *, keeps_key: bool) -> Iterator[Progress]:
+        asked.append(allowed(running, change, keeps_key=keeps_key))
+        return iter([])
+
+    monkeypatch.setattr("deployments.rollout.begin", begin)
+    monkeypatch.setenv("FLOTILLA_API_KEY", key)
+    console = Console(record=True, file=io.StringIO())
+    serving._roll_out(wanted, console, lambda: False)
+    assert console.export_text() == ""
+    keys = KeyStore(asked[0].security, {}).keys()
+    assert [find_key(one, keys) is not None for one in (before, key)] == [False, bool(key)]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +309,7 @@ def test_a_server_whose_rollout_does_not_come_to_its_end_hears_of_another(
     """Its new cells wait for resources that never come; the signal that was to mend that was never heard."""
     hangups, seen = 0, 0
 
-    def begin(_: FlotillaConfig) -> Iterator[Progress]:
+    def begin(_: FlotillaConfig, **__: bool) -> Iterator[Progress]:
         nonlocal hangups, seen
         while seen < 1000:
             seen += 1
@@ -304,7 +328,7 @@ def test_a_server_whose_new_cells_cannot_start_says_that_the_former_file_is_to_b
 ) -> None:
     """Ray Serve makes nothing of the old version anew: a cell that was lost later stayed away."""
     failed = Progress("DEPLOY_FAILED", "the cell could not start", (), frozenset())
-    monkeypatch.setattr("deployments.rollout.begin", lambda _: iter([failed]))
+    monkeypatch.setattr("deployments.rollout.begin", lambda _, **__: iter([failed]))
     console = Console(record=True, file=io.StringIO(), width=1000)
     serving._roll_out(lambda: RUNNING, console, lambda: False)
     told = console.export_text()
