@@ -99,7 +99,7 @@ def run(
                 time.sleep(_POLL_S)
                 if reload is not None and hangups is not None and hangups.number:
                     hangups.number = 0
-                    _roll_out(reload, console, lambda: hangups.number > 0)
+                    _roll_out(lambda: _fitting(reload()), console, lambda: hangups.number > 0)
     except _Interrupted:
         return ""
     except SystemExit as error:
@@ -132,6 +132,27 @@ def _roll_out(
             shown = line
     except Exception as error:  # who serves is not to end for the sake of a change
         console.print(f"rollout: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _fitting(config: FlotillaConfig) -> FlotillaConfig:
+    """The configuration, if Ray can hold it.
+
+    Raises:
+        StartError: if it has too little, and is this process's own, which never grows: cells would wait.
+    """
+    if "RAY_ADDRESS" in os.environ:
+        return config
+    node = ray.nodes()[0]
+    missing, has = lacks(plan_cell(config), node), float(node["Resources"].get("CPU", 0.0))
+    needed = reserved_cpus(config) / 2  # once nobody is left who is replaced
+    if not missing and needed > has:
+        missing = f"{needed:g} CPU (it has {has:g}) for all cells and front ends"
+    if missing:
+        raise StartError(
+            f"the Ray that began with the former configuration lacks {missing}, so nothing is changed: ask "
+            "for less in `placement` or `scaling`, or start `flotilla serve` anew"
+        )
+    return config
 
 
 @contextmanager
