@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,24 +14,51 @@ import grpc
 from cluster.http_config import HttpConfig
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate with its key, as its files hold them.
+
+    Attributes:
+        context: for HTTPS.
+        for_grpc: for gRPC, which has a TLS library of its own.
+        expires_at: see the function of that name.
+    """
+
+    context: ssl.SSLContext
+    for_grpc: grpc.ServerCertificateConfiguration
+    expires_at: float
+
+
 def check_certificate(http: HttpConfig, *, for_grpc: bool = False) -> None:
     """Raise ValueError if the certificate or its key cannot be used, by the library of gRPC too if asked."""
-    if http.tls_certificate is None or http.tls_key is None:
-        return
+    if http.tls_certificate is not None:
+        read_certificate(http, for_grpc=for_grpc)
+
+
+def read_certificate(http: HttpConfig, *, for_grpc: bool = False) -> Certificate:
+    """What the files that `http` names hold.
+
+    Raises:
+        ValueError: if it cannot be used, by the library of gRPC too if asked.
+        OSError: if the files change while they are read.
+    """
+    assert http.tls_certificate is not None
+    assert http.tls_key is not None  # the configuration sees to it
     _check_pem(http.tls_certificate, "CERTIFICATE-----", "http.tls_certificate", "certificate")
     _check_pem(http.tls_key, "PRIVATE KEY-----", "http.tls_key", "private key")
     both = f"http.tls_certificate {http.tls_certificate} and http.tls_key {http.tls_key}"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            http.tls_certificate, http.tls_key, password=lambda: _refused(http.tls_key)
-        )
+        context.load_cert_chain(http.tls_certificate, http.tls_key, password=lambda: _refused(http.tls_key))
     except OSError as error:  # SSLError is one
         raise ValueError(f"{both} cannot be used together: {error}") from None
-    if for_grpc and not _suits_grpc(http):
+    configuration = _grpc_configuration(http.tls_key, http.tls_certificate)
+    if for_grpc and not _suits_grpc(configuration):
         raise ValueError(
             f"{both} cannot be used by gRPC, which has a TLS library of its own: write the certificate with "
             "`openssl x509`, and have an RSA key, or one of the curve P-256 or P-384"
         )
+    return Certificate(context, configuration, expires_at(http))
 
 
 def _check_pem(path: Path, mark: str, field: str, what: str) -> None:
@@ -49,9 +77,8 @@ def _refused(path: Path | None) -> str:
     raise ValueError(f"http.tls_key: {path} is encrypted; it must be a key without a pass phrase")
 
 
-def _suits_grpc(http: HttpConfig) -> bool:
-    credentials = grpc_credentials(http)
-    assert credentials is not None
+def _suits_grpc(configuration: grpc.ServerCertificateConfiguration) -> bool:
+    credentials = grpc.dynamic_ssl_server_credentials(configuration, lambda: configuration)
     server = grpc.server(ThreadPoolExecutor(1))
     try:
         server.add_secure_port("127.0.0.1:0", credentials)
@@ -60,15 +87,10 @@ def _suits_grpc(http: HttpConfig) -> bool:
     return True
 
 
-def grpc_credentials(http: HttpConfig) -> grpc.ServerCredentials | None:
-    """Those of the gRPC server, which are HTTP's; None without TLS."""
-    if http.tls_certificate is None or http.tls_key is None:
-        return None
+def _grpc_configuration(*key_and_chain: Path) -> grpc.ServerCertificateConfiguration:
     # Editors of Windows put a mark before the text, which OpenSSL passes over, and not gRPC's library.
-    key, chain = (
-        path.read_bytes().removeprefix(codecs.BOM_UTF8) for path in (http.tls_key, http.tls_certificate)
-    )
-    return grpc.ssl_server_credentials([(key, chain)])
+    key, chain = (path.read_bytes().removeprefix(codecs.BOM_UTF8) for path in key_and_chain)
+    return grpc.ssl_server_certificate_configuration([(key, chain)])
 
 
 def certificate_warnings(http: HttpConfig) -> list[str]:
@@ -86,7 +108,7 @@ def certificate_warnings(http: HttpConfig) -> list[str]:
             continue
         warnings.append(
             f"http.tls_certificate {http.tls_certificate}: {which} {what}. Clients that check it do not "
-            "connect: renew it, and start the server anew"
+            "connect: renew it"
         )
     return warnings
 

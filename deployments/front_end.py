@@ -28,7 +28,7 @@ from deployments.api_service import ApiService
 from deployments.arriving import cells_serve
 from deployments.authentication import Authenticator
 from deployments.cell_client import Endpoint
-from deployments.certificates import certificate_warnings, expires_at, grpc_credentials
+from deployments.certificates import certificate_warnings
 from deployments.console import ConsoleState
 from deployments.directory import DirectoryClient, ListedCells
 from deployments.exposure import exposure_warnings, num_front_ends
@@ -45,6 +45,7 @@ from deployments.metric_server import MetricServer
 from deployments.openai_api import create_app
 from deployments.request_log import log_fields
 from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults
+from deployments.served_certificate import ServedCertificate
 from deployments.supervising import identity
 from deployments.text_codec import TextCodec
 from deployments.tracing import trace_requests
@@ -154,13 +155,14 @@ class FrontEnd(GrpcReplica):
         self._server: uvicorn.Server | None = None
         log_to_files(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
+        self._certificate = self._served_certificate()
         self._metrics = FrontEndMetrics(
             self._id,
             self._num_resubmitted,
             self._num_silent,
             self._num_rejected,
             self._config.tiers,
-            expires_at(self._config.http),
+            lambda: 0.0 if self._certificate is None else self._certificate.expires_at,
         )
         self._metric_server = MetricServer(
             self._metrics.set, get_node_ip_address(), refresh=self._metrics.refresh
@@ -177,6 +179,14 @@ class FrontEnd(GrpcReplica):
             _log.warning("%s", warning, extra=IS_SHOWN)
         self._gatherer = Gatherer(self._metrics, lambda: self._directory.members)
         self._service = self._make_service()
+
+    def _served_certificate(self) -> ServedCertificate | None:
+        if self._config.http.tls_certificate is None:
+            return None
+        certificate = ServedCertificate(self._config.http, for_grpc=self._config.grpc.enabled)
+        if self._config.http.direct or self._config.grpc.enabled:  # Serve's proxy reads the files only once
+            certificate.watch()
+        return certificate
 
     def member(self) -> Member:
         """The front end as the directory shall know it."""
@@ -269,8 +279,9 @@ class FrontEnd(GrpcReplica):
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
         app = self._make_app(self._make_service())
+        context = None if self._certificate is None else self._certificate.ssl_context
         app.add_middleware(Farewell, is_leaving=lambda: self._is_draining)
-        server = self._server = uvicorn.Server(server_config(app, http))
+        server = self._server = uvicorn.Server(server_config(app, http, context))
         self._http = threading.Thread(target=server.run, args=([self._listener],), name="http", daemon=True)
         self._http.start()
 
@@ -311,7 +322,7 @@ class FrontEnd(GrpcReplica):
                 self._config.grpc,
                 self._make_service,
                 self._metrics,
-                grpc_credentials(self._config.http),
+                None if self._certificate is None else self._certificate.grpc_credentials,
                 self._authenticator,
                 self._config.idempotency,
             )

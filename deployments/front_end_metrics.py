@@ -34,7 +34,7 @@ class FrontEndMetrics:
         num_silent: how many connections it has given up as the cell gave no sign of life.
         num_rejected: how many requests no cell took, by code and tier.
         tiers: configured ones, besides `default`.
-        expires_at: Unix time at which the certificate it serves with expires; 0 without one.
+        expires_at: Unix time at which the certificate that it serves with now expires; 0 without one.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class FrontEndMetrics:
         num_silent: Callable[[], int] = lambda: 0,
         num_rejected: Callable[[], Mapping[tuple[str, str], int]] = dict,
         tiers: Collection[str] = (),
-        expires_at: float = 0.0,
+        expires_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.front_end = front_end
         self.set = MetricSet("front_end", {"front_end": front_end})
         self._num_resubmitted = num_resubmitted
         self._num_silent = num_silent
         self._num_rejected = num_rejected
+        self._expires_at = expires_at
         self.open = self.set.gauge("flotilla_http_requests_open")
         self.streams = self.set.gauge("flotilla_http_streams_open")
         for method in _GRPC_METHODS:
             for name in _GRPC_CODES:
                 self.set.counter("flotilla_grpc_calls_total", method, name)
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
-        self.set.gauge("flotilla_tls_certificate_expiry_timestamp_seconds").set(expires_at)
         for route in _GENERATING:
             self.set.counter("flotilla_http_requests_total", route, "POST", _OK)
             for status in _FAILURES:
@@ -107,6 +107,7 @@ class FrontEndMetrics:
     def refresh(self) -> None:
         """Bring everything up to date."""
         self.set.measure_process()
+        self.set.gauge("flotilla_tls_certificate_expiry_timestamp_seconds").set(self._expires_at())
         self.set.grow(self, "flotilla_requests_resubmitted_total", self._num_resubmitted())
         self.set.grow(self, "flotilla_cells_silent_total", self._num_silent())
         for (code, tier), number in self._num_rejected().items():

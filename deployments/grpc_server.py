@@ -203,7 +203,7 @@ class GrpcThread:
         config: where.
         make_service: called in the thread; the connections to cells belong to its event loop.
         metrics: count the calls.
-        credentials: serve with TLS.
+        make_credentials: those of each server, to serve with TLS.
         authenticator: who is let in; everybody if None.
         idempotency: how answers are kept for retries; as by default if None.
 
@@ -216,7 +216,7 @@ class GrpcThread:
         config: GrpcConfig,
         make_service: Callable[[], ApiService],
         metrics: FrontEndMetrics | None = None,
-        credentials: grpc.ServerCredentials | None = None,
+        make_credentials: Callable[[], grpc.ServerCredentials] | None = None,
         authenticator: Authenticator | None = None,
         idempotency: IdempotencyConfig | None = None,
     ) -> None:
@@ -225,6 +225,7 @@ class GrpcThread:
         self._servers: list[grpc.aio.Server] = []  # one, and those that failed while their calls go on
 
         async def begun(service: ApiService) -> grpc.aio.Server:
+            credentials = None if make_credentials is None else make_credentials()
             server = make_server(
                 config, service, metrics, credentials, authenticator, idempotency, self._leaving
             )

@@ -10,6 +10,7 @@ is read and dropped for a while: closed at once, the connection would be reset, 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -366,10 +367,24 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
     return TimedProtocol
 
 
-def server_config(app: ASGIApp, http: HttpConfig) -> Config:
-    """uvicorn as front ends run it: quiet, with limits, with TLS where there is a certificate."""
-    return Config(
+class _ServerConfig(Config):
+    """uvicorn's, for TLS with a context that is made elsewhere."""
+
+    def __init__(self, app: ASGIApp, context: ssl.SSLContext | None, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._context = context
+
+    def load(self) -> None:
+        """Called before it serves."""
+        super().load()
+        self.ssl = self._context
+
+
+def server_config(app: ASGIApp, http: HttpConfig, context: ssl.SSLContext | None = None) -> Config:
+    """uvicorn as front ends run it: quiet, with limits, with TLS where there is a context for it."""
+    return _ServerConfig(
         app,
+        context,
         # uvicorn's own would have `logging` close every handler of the process, that of Ray Serve's log too,
         # which from then on writes nothing and keeps each line in memory.
         log_config=None,
@@ -378,7 +393,5 @@ def server_config(app: ASGIApp, http: HttpConfig) -> Config:
         timeout_keep_alive=75,
         http=timed_protocol(http),
         ws="none",
-        ssl_certfile=http.tls_certificate,
-        ssl_keyfile=http.tls_key,
         server_header=False,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cluster.security_config import ALL_PERMISSIONS, KeyConfig, KeysFile, SecurityConfig
 from deployments.api_keys import KEY_VARIABLE, hash_key
+from deployments.file_stamps import file_stamp
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class KeyStore:
             except ValueError as error:
                 raise ValueError(f"{KEY_VARIABLE}: {error}") from None
         self._looked_at = clock()
-        self._stamp = _stamp(self._path)
+        self._stamp = file_stamp(self._path)
         self._keys = self._own + _read(self._path)
 
     @property
@@ -58,7 +59,7 @@ class KeyStore:
         now = self._clock()
         if self._path is not None and now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            stamp = _stamp(self._path)
+            stamp = file_stamp(self._path)
             if stamp != self._stamp:
                 self._stamp = stamp
                 try:
@@ -84,12 +85,3 @@ def _unlimited(name: str, key_hash: str) -> KeyConfig:
 
 def _read(path: Path | None) -> list[KeyConfig]:
     return [] if path is None else list(KeysFile.load(path).keys)
-
-
-def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    """Changes with the file, also where a link to it is what changes, as in Kubernetes' secrets."""
-    try:
-        stat = None if path is None else path.stat()
-    except OSError:
-        return None
-    return None if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -17,13 +17,14 @@ from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig
 from deployments import preflight
 from deployments.api_service import ApiService
-from deployments.certificates import expires_at, grpc_credentials, validities
+from deployments.certificates import expires_at, validities
 from deployments.demo import demo_config
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_server import make_server
 from deployments.preflight import StartError
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
+from deployments.served_certificate import ServedCertificate
 from tests.fakes.tiny_tokenizer import ANSWER
 
 NOW = datetime.now(UTC)
@@ -91,9 +92,9 @@ def test_when_it_expires_is_a_metric(authority: trustme.CA, tmp_path: Path) -> N
     http = written(
         tmp_path, authority.issue_cert("localhost", not_after=datetime(2033, 5, 18, 3, 33, 20, tzinfo=UTC))
     )
-    metrics = FrontEndMetrics("one", expires_at=expires_at(HttpConfig(**http)))
+    metrics = FrontEndMetrics("one", expires_at=lambda: expires_at(HttpConfig(**http)))
     assert 'flotilla_tls_certificate_expiry_timestamp_seconds{front_end="one"} 2e+09' in metrics.render()
-    without = FrontEndMetrics("one", expires_at=expires_at(HttpConfig()))
+    without = FrontEndMetrics("one")
     assert 'flotilla_tls_certificate_expiry_timestamp_seconds{front_end="one"} 0.0' in without.render()
 
 
@@ -103,7 +104,7 @@ async def test_a_mark_before_the_text_is_passed_over(
     """As editors of Windows write it: HTTPS was served, and gRPC said that it could not have its port."""
     http = written(tmp_path, authority.issue_cert("localhost"), codecs.BOM_UTF8)
     assert preflight.check(config(http, with_grpc=True)) == []
-    credentials = grpc_credentials(HttpConfig(**http))
+    credentials = ServedCertificate(HttpConfig(**http)).grpc_credentials()
     server = make_server(GrpcConfig(enabled=True, port=free_port), service, credentials=credentials)
     await server.start()
     trusting = grpc.ssl_channel_credentials(authority.cert_pem.bytes())

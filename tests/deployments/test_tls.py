@@ -24,7 +24,6 @@ from cluster.http_config import HttpConfig
 from deployments import preflight
 from deployments.api_keys import new_key
 from deployments.api_service import ApiService
-from deployments.certificates import grpc_credentials
 from deployments.demo import demo_config
 from deployments.exposure import exposure_warnings, is_loopback
 from deployments.grpc_server import make_server
@@ -34,6 +33,7 @@ from deployments.openai_api import create_app
 from deployments.preflight import StartError
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
+from deployments.served_certificate import ServedCertificate
 from tests.deployments.socket_server import Server
 from tests.fakes.tiny_tokenizer import ANSWER
 
@@ -63,7 +63,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 async def serving(service: ApiService, http: HttpConfig) -> tuple[uvicorn.Server, asyncio.Task[None], int]:
     """A server, its task, and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(server_config(create_app(service), http))
+    server = Server(server_config(create_app(service), http, ServedCertificate(http).ssl_context))
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.005)
@@ -109,7 +109,11 @@ async def test_a_client_that_does_not_close_holds_up_no_end(
 async def test_grpc_is_served_with_the_same_certificate(
     service: ApiService, tls: HttpConfig, authority: trustme.CA, free_port: int
 ) -> None:
-    server = make_server(GrpcConfig(enabled=True, port=free_port), service, credentials=grpc_credentials(tls))
+    server = make_server(
+        GrpcConfig(enabled=True, port=free_port),
+        service,
+        credentials=ServedCertificate(tls).grpc_credentials(),
+    )
     await server.start()
     await asyncio.to_thread(await_grpc, f"127.0.0.1:{free_port}", 5.0, has_tls=True)
     trusting = grpc.ssl_channel_credentials(authority.cert_pem.bytes())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -36,6 +38,8 @@ class Secured:
     keys: dict[str, str]
     records: Path
     changes: dict[str, object]
+    chain_file: Path
+    key_file: Path
 
     def client(self, url: str, key: str | None) -> httpx.Client:
         context = ssl.create_default_context()
@@ -50,14 +54,15 @@ def secured_in(directory: Path) -> Secured:
     authority_file = directory / "authority.pem"
     authority.cert_pem.write_to_path(authority_file)
     certificate = authority.issue_cert("127.0.0.1", "localhost")
-    certificate.private_key_pem.write_to_path(directory / "key.pem")
-    certificate.cert_chain_pems[0].write_to_path(directory / "chain.pem")
+    chain_file, key_file = directory / "chain.pem", directory / "key.pem"
+    certificate.private_key_pem.write_to_path(key_file)
+    certificate.cert_chain_pems[0].write_to_path(chain_file)
     made = CliRunner().invoke(cli.app, ["keys", "create", "team", "-f", str(directory / "keys.yaml")])
     records = directory / "records"
     records.mkdir()
     changes: dict[str, object] = {
-        "http__tls_certificate": directory / "chain.pem",
-        "http__tls_key": directory / "key.pem",
+        "http__tls_certificate": chain_file,
+        "http__tls_key": key_file,
         "grpc__enabled": True,
         "grpc__port": free_port(),
         "security__keys_file": directory / "keys.yaml",
@@ -68,7 +73,26 @@ def secured_in(directory: Path) -> Secured:
         "log__level": "debug",
     }
     keys = {"team": made.stdout.splitlines()[-1], "environment": new_key()}
-    return Secured(authority, authority_file, keys, records, changes)
+    return Secured(authority, authority_file, keys, records, changes, chain_file, key_file)
+
+
+def check_renewal(server: Server, secured: Secured) -> None:
+    """A renewed certificate is served without a restart, over HTTPS and gRPC, and its metric is its own."""
+    ends = datetime(2037, 3, 1, tzinfo=UTC)
+    renewed = secured.authority.issue_cert("127.0.0.1", "localhost", not_after=ends)
+    renewed.private_key_pem.write_to_path(secured.key_file)
+    renewed.cert_chain_pems[0].write_to_path(secured.chain_file)
+    text = renewed.cert_chain_pems[0].bytes().decode()
+    for address in (server.url.removeprefix("https://"), server.grpc_address):
+        host, _, port = address.rpartition(":")
+        deadline = time.monotonic() + 30.0
+        while ssl.get_server_certificate((host, int(port))) != text:
+            assert time.monotonic() < deadline, f"{address} goes on with the one before"
+            time.sleep(0.2)
+    with secured.client(server.url, "environment") as operator:
+        lines = operator.get("/metrics").text.splitlines()
+    (line,) = [one for one in lines if one.startswith("flotilla_tls_certificate_expiry_timestamp_seconds{")]
+    assert float(line.split()[-1]) == ends.timestamp()
 
 
 def check_keys_and_tls(server: Server, secured: Secured) -> None:

@@ -25,7 +25,7 @@ from cluster.placement import rank_name
 from deployments.demo import demo_config
 from tests.own_processes import own_processes
 from tests.system.conftest import Server, pass_self_tests, small_demo, start, with_profile
-from tests.system.keys_and_tls import Secured, check_keys_and_tls, secured_in
+from tests.system.keys_and_tls import Secured, check_keys_and_tls, check_renewal, secured_in
 from tests.system.scraping import value
 
 pytestmark = pytest.mark.system
@@ -325,6 +325,10 @@ def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
 
 def test_keys_and_tls_work_and_nothing_secret_is_kept(server: Server, secured: Secured) -> None:
     check_keys_and_tls(server, secured)
+
+
+def test_a_renewed_certificate_is_served(server: Server, secured: Secured) -> None:
+    check_renewal(server, secured)
 
 
 @pytest.mark.thorough
