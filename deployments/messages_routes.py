@@ -14,7 +14,6 @@ from starlette.responses import Response
 from deployments.answering import Call
 from deployments.api_service import ApiService
 from deployments.errors import ApiError
-from deployments.key_gate import seen_by
 from deployments.messages_api import MessagesView
 from deployments.messages_errors import MESSAGES
 from deployments.messages_schema import (
@@ -26,7 +25,8 @@ from deployments.messages_schema import (
 )
 from deployments.openai_schema import NEUTRAL_VALUES, GenerationRequest
 from deployments.openapi import body_schema
-from deployments.prompt_preparation import INLINE_BYTES, in_thread_if, prompts_of
+from deployments.prompt_counts import count_prompt
+from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 
 #: A request's body as it came, and the JSON object in it, of which fields that are not known may be left out.
 ReadBody = Callable[[Request, Container[str]], Awaitable[tuple[bytes, dict[str, Any]]]]
@@ -71,12 +71,7 @@ def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respo
         # Its errors have this API's names already.
         chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_messages, data))
         try:
-            info = await service.info()
-            seen_by(request.scope, info).adapter_of(chat.model)
-            use = service.tool_use(chat)
-            (prompt,), _ = await prompts_of(chat, service.codec, info, use, service.tool_parser)
+            count = await count_prompt(service, request, chat)
         except ApiError as error:
             raise renamed(error) from None
-        return Response(
-            msgspec.json.encode({"input_tokens": len(prompt.tokens)}), media_type="application/json"
-        )
+        return Response(msgspec.json.encode({"input_tokens": count}), media_type="application/json")

@@ -63,14 +63,7 @@ from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 from deployments.receipts import server_timing
 from deployments.refusals import error_body, error_response
 from deployments.request_context import RequestContext
-from deployments.responses_api import ResponsesView
-from deployments.responses_schema import (
-    RESPONSES_FIELDS,
-    RESPONSES_NEUTRAL,
-    ResponsesRequest,
-    parse_responses,
-    renamed,
-)
+from deployments.responses_routes import add_responses_routes
 from deployments.sampling_mapping import CellInfo
 from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
@@ -197,19 +190,7 @@ def create_app(
         """Answer a conversation."""
         return await generate(request, ChatRequest)
 
-    @app.post(
-        "/v1/responses", openapi_extra=body_schema(ResponsesRequest, NEUTRAL_VALUES | RESPONSES_NEUTRAL)
-    )
-    async def responses(request: Request) -> Response:
-        """Answer an input; nothing is stored."""
-        body, data = await read(request, RESPONSES_FIELDS)
-        asked, chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_responses, data))
-        view = ResponsesView(asked)
-        try:
-            return await respond(request, chat, body, view.answer, view.stream)
-        except ApiError as error:
-            raise renamed(error) from None
-
+    add_responses_routes(app, service, read, respond)
     add_messages_routes(app, service, read, respond)
     add_tokenize_routes(app, service, read)
 

@@ -63,6 +63,9 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
 }
 
+#: Those that only a count of an input's tokens knows.
+COUNT_NEUTRAL: dict[str, tuple[Any, ...]] = {"personality": (None,)}
+
 #: Why the others cannot be had.
 _REASONS = {
     "previous_response_id": "this server stores no responses; send the conversation as `input`",
@@ -187,15 +190,7 @@ RESPONSES_FIELDS = ResponsesRequest.model_fields.keys() | RESPONSES_NEUTRAL.keys
 
 def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
     """The request in JSON data, and the chat request that answers it; raises `ApiError` (400)."""
-    for name in data.keys() & RESPONSES_NEUTRAL.keys():
-        value = data.pop(name)
-        neutral = RESPONSES_NEUTRAL[name]
-        if isinstance(value, dict):  # null is the same as leaving a field out
-            value = {key: part for key, part in value.items() if part is not None}
-        if not any(value == one and type(value) is type(one) for one in neutral):
-            reason = _REASONS.get(name, "leave it out")
-            message = f"`{name}` is not supported here: {reason}."
-            raise ApiError(400, message, param=name, code="unsupported_parameter")
+    _take_out(data, RESPONSES_NEUTRAL)
     try:
         request = validated(dict(data), ResponsesRequest)
     except ApiError as error:
@@ -226,6 +221,27 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
         return request, validated(chat, ChatRequest)
     except ApiError as error:
         raise renamed(error) from None
+
+
+def parse_count(data: dict[str, Any]) -> ChatRequest:
+    """The chat request whose prompt is to be counted, of instructions alone too; raises `ApiError` (400)."""
+    _take_out(data, COUNT_NEUTRAL)
+    if data.get("input") is None and isinstance(data.get("instructions"), str):
+        data["input"] = [{"role": "system", "content": data.pop("instructions")}]
+    return parse_responses(data)[1]
+
+
+def _take_out(data: dict[str, Any], known: dict[str, tuple[Any, ...]]) -> None:
+    """Drop fields that ask for nothing; raises `ApiError` (400) where one asks for something."""
+    for name in data.keys() & known.keys():
+        value = data.pop(name)
+        neutral = known[name]
+        if isinstance(value, dict):  # null is the same as leaving a field out
+            value = {key: part for key, part in value.items() if part is not None}
+        if not any(value == one and type(value) is type(one) for one in neutral):
+            reason = _REASONS.get(name, "leave it out")
+            message = f"`{name}` is not supported here: {reason}."
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
 
 
 #: Fields of the same meaning.

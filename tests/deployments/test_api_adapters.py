@@ -25,6 +25,12 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "hello"},
     MESSAGES: {"messages": USER, "max_tokens": 8},
 }
+#: Those that only count.
+COUNTS: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": "a"},
+    f"{RESPONSES}/input_tokens": {"input": "a"},
+    f"{MESSAGES}/count_tokens": {"messages": USER},
+}
 
 
 @pytest.fixture
@@ -61,9 +67,9 @@ async def test_models_are_the_target_and_its_adapters(adapted: httpx.AsyncClient
         assert (await adapted.get(f"/v1/models/{one['id']}")).json() == one
 
 
-@pytest.mark.parametrize("path", [*BODIES, "/tokenize", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("path", BODIES | COUNTS)
 async def test_another_model_is_not_found(adapted: httpx.AsyncClient, path: str) -> None:
-    body = BODIES.get(path) or ({"prompt": "a"} if path == "/tokenize" else {"messages": USER})
+    body = (BODIES | COUNTS)[path]
     for model in ("terse", "demo"):
         assert (await adapted.post(path, json=body | {"model": model})).status_code == 200
     answer = await adapted.post(path, json=body | {"model": "verbose"})

@@ -54,6 +54,7 @@ BODIES = pytest.mark.parametrize(
         ("/v1/completions", {"max_tokens": 1}, "prompt", 5),
         ("/v1/chat/completions", {}, "messages", {"role": "user", "content": parts(4)}),
         ("/v1/responses", {}, "input", {"role": "user", "content": "a"}),
+        ("/v1/responses/input_tokens", {}, "input", {"role": "user", "content": "a"}),
         ("/v1/messages", {"max_tokens": 1}, "messages", {"role": "user", "content": parts(4)}),
         ("/v1/messages/count_tokens", {}, "messages", {"role": "user", "content": parts(4)}),
         ("/tokenize", {}, "messages", {"role": "user", "content": parts(4)}),

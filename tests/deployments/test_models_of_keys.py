@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -13,7 +11,7 @@ from deployments.authentication import Authenticator
 from deployments.errors import ApiError
 from deployments.grpc_service import GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
-from tests.deployments.test_api_adapters import BODIES, USER
+from tests.deployments.test_api_adapters import BODIES, COUNTS
 from tests.deployments.test_authentication import KEYS, app, authenticator, bearer, clock
 from tests.fakes.cell_stand_in import CellStandIn
 
@@ -45,14 +43,12 @@ async def test_a_key_is_told_of_the_models_it_may_ask(http: httpx.AsyncClient, k
 
 
 @pytest.mark.parametrize("key", SEEN)
-@pytest.mark.parametrize("path", [*BODIES, "/tokenize", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("path", BODIES | COUNTS)
 async def test_other_models_are_not_there(
     http: httpx.AsyncClient, cell: CellStandIn, key: str, path: str
 ) -> None:
     seen = SEEN[key]
-    body: dict[str, Any] = BODIES.get(path) or (
-        {"prompt": "a"} if path == "/tokenize" else {"messages": USER}
-    )
+    body = (BODIES | COUNTS)[path]
     for model in ("demo", "terse", "verbose", None):
         named = {} if model is None else {"model": model}
         before = len(cell.submissions)
