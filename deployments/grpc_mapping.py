@@ -127,8 +127,13 @@ def _slo(fields: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _fields(message: Message) -> dict[str, Any]:
-    """The fields that are set, under their names, with what JSON would hold; raises 400 for unknown ones."""
+def _fields(message: Message, at: str = "") -> dict[str, Any]:
+    """The fields that are set, under their names, with what JSON would hold; raises 400 for unknown ones.
+
+    Args:
+        message: what holds them.
+        at: where it is in the request, as errors name it: nothing, or with a dot behind it.
+    """
     found: dict[str, Any] = {}
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -140,24 +145,25 @@ def _fields(message: Message) -> dict[str, Any]:
             "unknown_parameter",
         )
     for field, value in message.ListFields():
+        place = f"{at}{field.name}"
         options = field.message_type.GetOptions() if field.message_type is not None else None
         if options is not None and options.map_entry:
-            found[field.name] = {str(key): _value(field.name, value[key]) for key in value}
+            found[field.name] = {str(key): _value(place, value[key]) for key in value}
         elif field.is_repeated:
-            found[field.name] = [_value(field.name, item) for item in value]
+            found[field.name] = [_value(place, item) for item in value]
         else:
-            found[field.name] = _value(field.name, value)
+            found[field.name] = _value(place, value)
     return found
 
 
-def _value(name: str, value: Any) -> Any:
+def _value(place: str, value: Any) -> Any:
     if isinstance(value, pb.ChatMessage):
         # proto3 tells no empty string from none, and a message has nothing else to say.
-        return {"content": "", **_fields(value)}
+        return {"content": "", **_fields(value, f"{place}.")}
     if isinstance(value, Message):
-        return _fields(value)
+        return _fields(value, f"{place}.")
     if isinstance(value, float) and not math.isfinite(value):
-        raise bad_request(f"`{name}` must be a finite number.", name)
+        raise bad_request(f"`{place}` must be a finite number.", place)
     return value
 
 

@@ -113,6 +113,8 @@ def test_a_message_may_be_empty_as_over_http() -> None:
         (pb.GenerateRequest(prompt="a", prompt_token_ids=[1]), "prompt_token_ids"),
         (pb.GenerateRequest(prompt="a", temperature=float("nan")), "temperature"),
         (pb.GenerateRequest(prompt="a", logit_bias={1: float("inf")}), "logit_bias"),
+        (pb.GenerateRequest(prompt="a", slo=pb.Slo(ttft_ms=float("nan"))), "slo.ttft_ms"),
+        (pb.GenerateRequest(prompt="a", slo=pb.Slo(e2e_ms=float("inf"))), "slo.e2e_ms"),
         (pb.GenerateRequest(prompt="a", slo=pb.Slo(tpot_ms=1, tpot_multiple="2x")), "slo.tpot_ms"),
         (pb.GenerateRequest(prompt="a", slo=pb.Slo(tpot_multiple="fast")), "slo.tpot_ms"),
         (pb.GenerateRequest(prompt="a", extra_body_json="{"), "extra_body_json"),
