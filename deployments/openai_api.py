@@ -67,6 +67,7 @@ from deployments.responses_routes import add_responses_routes
 from deployments.sampling_mapping import CellInfo
 from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
+from deployments.trailing_slashes import WithoutTrailingSlash
 from deployments.unknown_fields import IgnoredFields, leave_out
 
 _log = logging.getLogger(__name__)
@@ -116,7 +117,12 @@ def create_app(
         await service.close()
 
     app = FastAPI(
-        title="Flotilla", version=flotilla_version(), lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Flotilla",
+        version=flotilla_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
 
     async def body_of(request: Request) -> bytes:
@@ -259,6 +265,7 @@ def create_app(
         app.add_middleware(CrossOrigin, origins=allowed_origins)
     app.add_middleware(RequestIds, sends=sends_request_id)
     app.add_middleware(RequestObserver, metrics=metrics)
+    app.add_middleware(WithoutTrailingSlash)
     return app
 
 
