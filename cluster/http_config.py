@@ -65,8 +65,13 @@ class HttpConfig(StrictModel):
         "TLS, if set.",
     )
     tls_key: Path | None = Field(default=None, description="PEM file with its private key.")
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="PEM file with authorities: if set, only clients with a certificate that one of them "
+        "signed connect, over HTTPS and gRPC (mutual TLS).",
+    )
 
-    @field_validator("tls_certificate", "tls_key")
+    @field_validator("tls_certificate", "tls_key", "tls_client_ca")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         # Ray's workers have another working directory than who wrote the configuration.
@@ -86,6 +91,15 @@ class HttpConfig(StrictModel):
     def _has_both(self) -> HttpConfig:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key come together: set both, or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError(
+                "tls_client_ca asks clients for certificates: set tls_certificate and tls_key too"
+            )
+        if self.tls_client_ca is not None and not self.direct:
+            raise ValueError(
+                "Ray Serve's proxy does not ask clients for certificates, and tls_client_ca does: set "
+                "direct: true, or have a proxy in front ask for them"
+            )
         return self
 
     @property

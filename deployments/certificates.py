@@ -52,13 +52,25 @@ def read_certificate(http: HttpConfig, *, for_grpc: bool = False) -> Certificate
         context.load_cert_chain(http.tls_certificate, http.tls_key, password=lambda: _refused(http.tls_key))
     except OSError as error:  # SSLError is one
         raise ValueError(f"{both} cannot be used together: {error}") from None
-    configuration = _grpc_configuration(http.tls_key, http.tls_certificate)
+    if http.tls_client_ca is not None:
+        _ask_clients(context, http.tls_client_ca)
+    configuration = _grpc_configuration(http.tls_key, http.tls_certificate, http.tls_client_ca)
     if for_grpc and not _suits_grpc(configuration):
         raise ValueError(
             f"{both} cannot be used by gRPC, which has a TLS library of its own: write the certificate with "
             "`openssl x509`, and have an RSA key, or one of the curve P-256 or P-384"
         )
     return Certificate(context, configuration, expires_at(http))
+
+
+def _ask_clients(context: ssl.SSLContext, authorities: Path) -> None:
+    """Let the context take only clients with certificates that one of the authorities has signed."""
+    _check_pem(authorities, "CERTIFICATE-----", "http.tls_client_ca", "certificate")
+    try:
+        context.load_verify_locations(authorities)
+    except OSError as error:
+        raise ValueError(f"http.tls_client_ca {authorities} cannot be used: {error}") from None
+    context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _check_pem(path: Path, mark: str, field: str, what: str) -> None:
@@ -87,10 +99,16 @@ def _suits_grpc(configuration: grpc.ServerCertificateConfiguration) -> bool:
     return True
 
 
-def _grpc_configuration(*key_and_chain: Path) -> grpc.ServerCertificateConfiguration:
-    # Editors of Windows put a mark before the text, which OpenSSL passes over, and not gRPC's library.
-    key, chain = (path.read_bytes().removeprefix(codecs.BOM_UTF8) for path in key_and_chain)
-    return grpc.ssl_server_certificate_configuration([(key, chain)])
+def _grpc_configuration(
+    key: Path, chain: Path, authorities: Path | None
+) -> grpc.ServerCertificateConfiguration:
+    def text(path: Path) -> bytes:
+        # Editors of Windows put a mark before the text, which OpenSSL passes over, and not gRPC's library.
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+
+    return grpc.ssl_server_certificate_configuration(
+        [(text(key), text(chain))], None if authorities is None else text(authorities)
+    )
 
 
 def certificate_warnings(http: HttpConfig) -> list[str]:

@@ -32,7 +32,7 @@ def exposure_warnings(config: FlotillaConfig, *, wants_keys: bool) -> list[str]:
     }
     warnings = []
     api = {name: host for name, host in open_hosts.items() if name != "metrics.host"}
-    if api and not wants_keys:
+    if api and not wants_keys and config.http.tls_client_ca is None:
         where = " and ".join(f"{name} {host}" for name, host in api.items())
         warnings.append(
             f"ANYBODY who can connect to {where} can use this server: there are no API keys. Make one with "

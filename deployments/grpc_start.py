@@ -42,10 +42,10 @@ def await_grpc(address: str, within_s: float = 60.0, *, has_tls: bool = False) -
 
     With TLS, until it shows its certificate: that need not name the address by which it is asked here.
     """
-    deadline = time.monotonic() + within_s
     if has_tls:
-        _await_certificate(address, deadline)
+        await_certificate(address, "gRPC", within_s)
         return
+    deadline = time.monotonic() + within_s
     with grpc.insecure_channel(address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)  # its methods have no types
         while True:
@@ -61,7 +61,9 @@ def await_grpc(address: str, within_s: float = 60.0, *, has_tls: bool = False) -
             time.sleep(_POLL_S)
 
 
-def _await_certificate(address: str, deadline: float) -> None:
+def await_certificate(address: str, what: str, within_s: float = 60.0) -> None:
+    """Wait until a server shows a certificate, any one; raises `StartError` if it does not in time."""
+    deadline = time.monotonic() + within_s
     host, _, port = address.rpartition(":")
     while True:
         try:
@@ -69,5 +71,5 @@ def _await_certificate(address: str, deadline: float) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise StartError(f"gRPC on {address} does not answer with TLS: {error}") from None
+                raise StartError(f"{what} on {address} does not answer with TLS: {error}") from None
         time.sleep(_POLL_S)

@@ -35,6 +35,7 @@ _FIXED = (
     "http.port",
     "http.direct",
     "http.tls_certificate",
+    "http.tls_client_ca",
     "grpc.enabled",
     "grpc.direct",
     "grpc.host",

@@ -78,7 +78,8 @@ class ServedCertificate:
             served = self._loaded
             return served.for_grpc
 
-        return grpc.dynamic_ssl_server_credentials(served.for_grpc, changed)
+        asks_clients = self._http.tls_client_ca is not None
+        return grpc.dynamic_ssl_server_credentials(served.for_grpc, changed, asks_clients)
 
     def watch(self) -> None:
         """Look at the files from a thread, until the process ends."""
@@ -108,4 +109,5 @@ class ServedCertificate:
             _log.warning("%s", warning)
 
     def _stamps(self) -> list[Any]:
-        return [file_stamp(path) for path in (self._http.tls_certificate, self._http.tls_key)]
+        http = self._http
+        return [file_stamp(path) for path in (http.tls_certificate, http.tls_key, http.tls_client_ca)]

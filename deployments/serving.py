@@ -34,19 +34,18 @@ from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig
 from cluster.log_files import session_directory, shown_logs
 from cluster.mirrored_log import ShownLog
-from cluster.model_paths import model_directory
 from cluster.placement import lacks, plan_cell, reserved_cpus
 from cluster.priority import use_ordinary_priority
 from cluster.process_environment import take_on
 from deployments import preflight
-from deployments.api_keys import wants_keys, with_environment_key
+from deployments.api_keys import with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, build_app, why_failed
-from deployments.grpc_start import await_grpc, grpc_options, shown_address
+from deployments.grpc_start import await_certificate, await_grpc, grpc_options, shown_address
 from deployments.hangups import Hangups
 from deployments.preflight import StartError
 from deployments.reserved_ports import ReservedPorts
 from deployments.startup import Startup
-from deployments.welcome import chat_command, first_request, has_chat_template
+from deployments.welcome import print_welcome
 
 __all__ = ["StartError", "build_app", "run", "running"]
 
@@ -94,7 +93,7 @@ def run(
     hangups = None if reload is None else Hangups()
     try:
         with running(config, console, on_ray=_stop_on_signal) as url:
-            _print_welcome(console, config, url)
+            print_welcome(console, config, url, _describe())
             while True:
                 time.sleep(_POLL_S)
                 if reload is not None and hangups is not None and hangups.number:
@@ -227,7 +226,10 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         startup.enter("HTTP")
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         url = f"{config.http.scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}"
-        _await_http(url)
+        if config.http.tls_client_ca is None:
+            _await_http(url)
+        else:  # this has no certificate to be let in with
+            await_certificate(f"{shown}:{port}", "HTTPS")
         if config.grpc.enabled:
             startup.enter("gRPC")
             await_grpc(shown_address(config.grpc), has_tls=config.http.tls_certificate is not None)
@@ -375,26 +377,3 @@ def _stop_on_signal() -> None:
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-
-
-def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
-    description = _describe()
-    model = description["model"]
-    adapters = [adapter.name for adapter in config.target.adapters]
-    served = f", adapters {', '.join(adapters)}" if adapters else ""
-    drafters = ", ".join(description["drafters"]) or "no drafters"
-    console.print(
-        f"\n[bold]{escape(model)}[/] with {escape(drafters + served)}, "
-        f"policy {config.policy.name}, on [bold]{escape(url)}[/]\nTry:\n",
-        soft_wrap=True,
-    )
-    chats = has_chat_template(model_directory(config.target.path))
-    # Not through rich's wrapping: the line is there to be copied.
-    request = first_request(url, model, chats=chats, wants_key=wants_keys(config.security))
-    print(f"{request}\n", flush=True)
-    chat = f"or `{chat_command(url)}`; " if chats else ""
-    for line in (
-        f"{chat}Ctrl-C stops",
-        f"Logs: {shown_logs(config.log)} (warnings and errors of this machine also here)",
-    ):
-        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -32,6 +32,8 @@ def test_a_model_without_a_chat_template_is_asked_to_go_on_with_a_prompt() -> No
     assert line.startswith("curl http://a:1/v1/chat/completions ")
     assert "Authorization: Bearer $FLOTILLA_API_KEY" in line
     assert "messages" in body(line)
+    line = first_request("https://a:1", "m", chats=True, wants_key=False, wants_certificate=True)
+    assert line.startswith("curl --cert client.crt --key client.key https://a:1/v1/chat/completions ")
 
 
 @pytest.mark.parametrize(

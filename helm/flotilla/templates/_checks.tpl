@@ -105,7 +105,7 @@
 {{- if dig "http" "direct" false .Values.config -}}
 {{- fail "config.http.direct must be false: on Kubernetes requests arrive through Ray Serve's proxies, whose health the operator watches" -}}
 {{- end -}}
-{{- range $key := list "tls_certificate" "tls_key" -}}
+{{- range $key := list "tls_certificate" "tls_key" "tls_client_ca" -}}
 {{- if dig "http" $key "" $.Values.config -}}
 {{- fail (printf "config.http.%s has no effect behind Ray Serve's proxy: let ingress or httpRoute end TLS" $key) -}}
 {{- end -}}
