@@ -237,7 +237,9 @@ class ChatFormat:
     def role_chunk(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The first chunk of a choice."""
         state.started = True
-        delta = {"role": "assistant", "content": state.echo}
+        # None where there will be no text, as a whole message says it, and OpenAI's streams of forced calls.
+        is_text = state.parser is None or state.parser.has_text
+        delta = {"role": "assistant", "content": state.echo or ("" if is_text else None)}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         body = self.envelope.wrap("chat.completion.chunk", [choice])
         if self.envelope.with_token_ids:

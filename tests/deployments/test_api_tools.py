@@ -224,6 +224,8 @@ async def test_named_call_is_constrained(http: httpx.AsyncClient, cell: CellStan
     if stream:
         lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
         choices = [json.loads(line)["choices"][0] for line in lines]
+        assert choices[0]["delta"] == {"role": "assistant", "content": None}
+        assert not any("content" in one["delta"] for one in choices[1:])
         deltas = [delta for one in choices for delta in one["delta"].get("tool_calls", ())]
         assert len(deltas) > 2
         assert "".join(delta["function"]["arguments"] for delta in deltas) == '{"city": "Oslo"}'
@@ -232,6 +234,7 @@ async def test_named_call_is_constrained(http: httpx.AsyncClient, cell: CellStan
         choices = [response.json()["choices"][0]]
         (call,) = choices[0]["message"]["tool_calls"]
         assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+        assert choices[0]["message"]["content"] is None
     assert choices[-1]["finish_reason"] == "stop"
 
 
