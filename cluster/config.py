@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from cluster.adapter_config import AdapterConfig, check_adapters
 from cluster.admission_config import AdmissionConfig
 from cluster.config_names import BatchingName, PolicyName, SelectorName
-from cluster.device_config import DeviceConfig, NumSlots
+from cluster.device_config import DeviceConfig, MaxModelLen, NumSlots
 from cluster.drafter_config import BesideTargetConfig, DrafterConfig, check_shares
 from cluster.fairness_config import FairnessConfig
 from cluster.grpc_config import GrpcConfig
@@ -42,9 +42,8 @@ class TargetConfig(DeviceConfig):
     num_slots: NumSlots = Field(
         default=32768, description="Tokens the KV pool holds; `auto` is as many as fit on the GPU."
     )
-    max_model_len: int | None = Field(
+    max_model_len: MaxModelLen | None = Field(
         default=None,
-        ge=2,
         description="Longest sequence, prompt and output; the model's own if unset, which is the most but "
         "where `rope_scaling` (yarn, linear) stretches it. Needed for models with LongRoPE, where their "
         "`original_max_position_embeddings` is the most, and [some](models.md) with sliding windows.",

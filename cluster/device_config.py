@@ -11,6 +11,10 @@ from cluster.placement_config import StrictModel
 #: Tokens a KV pool holds, or as many as fit.
 NumSlots = Annotated[int, Field(ge=64)] | Literal["auto"]
 
+#: So long are the sequences of `engine.self_test` at least, without which no model is served.
+LEAST_MODEL_LEN = 15
+MaxModelLen = Annotated[int, Field(ge=LEAST_MODEL_LEN)]
+
 
 class DeviceConfig(StrictModel):
     """Where a model's weights and KV cache lie; for a worker of a cell, with what Ray reserves for it."""

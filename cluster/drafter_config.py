@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cluster.device_config import DeviceConfig, NumSlots
+from cluster.device_config import DeviceConfig, MaxModelLen, NumSlots
 from cluster.placement_config import PlacementConfig, StrictModel
 
 #: Names that stand for something else in metrics, receipts, traces and cost profiles.
@@ -77,8 +77,8 @@ class ModelDrafterConfig(PooledConfig, DeviceConfig):
     num_slots: NumSlots = Field(
         default=32768, description="Tokens its KV pool holds; `auto` as for the target."
     )
-    max_model_len: int | None = Field(
-        default=None, ge=2, description="As for the target; longer requests get no drafts from it."
+    max_model_len: MaxModelLen | None = Field(
+        default=None, description="As for the target; longer requests get no drafts from it."
     )
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
     attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(

@@ -27,6 +27,8 @@ MOST_TESTED_WINDOW = 1024
 # Of so many rows that go to experts most are right even where rounding decides.
 LEAST_ROWS = 8
 
+#: Of the longest sequences that it can do with.
+_SHORTEST = 15
 _TREE_PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5], dtype=np.int32)
 
 
@@ -52,8 +54,11 @@ def check_runner(
     """
     shape = runner.shape
     longest = min(24, shape.max_tokens - 12, runner.num_slots // 3 - 12)
-    if longest < 3:
-        raise UnsupportedModel("the self-test needs 45 KV slots and sequences of 15 tokens")
+    if longest < _SHORTEST - 12:
+        raise UnsupportedModel(
+            f"the self-test needs {3 * _SHORTEST} KV slots (num_slots), and sequences of {_SHORTEST} tokens "
+            f"(max_model_len, or as many as the model takes), not of {shape.max_tokens}"
+        )
     rng = np.random.default_rng(0)
     lengths = (longest, max(2, longest // 3), max(3, longest // 2))
     sequences = [rng.integers(0, shape.vocab_size, n).astype(np.int32) for n in lengths]

@@ -45,6 +45,10 @@ def told(text: str) -> list[str]:
             "target: {path: x}\ndrafters: [{kind: model, name: a, path: x, repliacs: 2}]",
             ["drafters.0.model.repliacs: there is no such field; did you mean `replicas`?"],
         ),
+        (
+            "target: {path: x, max_model_len: 2}",
+            ["target.max_model_len: must be greater than or equal to 15"],
+        ),
         ("target: {path: x, zzz: 3}", ["target.zzz: there is no such field"]),
         (
             "target: {path: x}\ndrafters: [{kind: ngram}]",

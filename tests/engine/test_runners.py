@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from cluster.device_config import LEAST_MODEL_LEN
 from engine.hf_runner import HFRunner
 from engine.kv_budget import NotEnoughMemory
 from engine.kv_cache import KVCache
@@ -110,6 +111,14 @@ def test_a_longest_sequence_beyond_the_model_s_is_refused(tmp_path: Path) -> Non
     assert load_runner(directory, num_slots=64, max_tokens=128).shape.max_tokens == 128
     with pytest.raises(UnsupportedModel, match=r"max_model_len 129 is more than .* takes: 128"):
         load_runner(directory, num_slots=64, max_tokens=129)
+
+
+def test_the_shortest_that_is_served_is_named(tmp_path: Path) -> None:
+    """The configuration took fewer, and the self-test refused them without a word of the field."""
+    directory, least = tiny_models.write("llama", tmp_path), LEAST_MODEL_LEN
+    assert load_runner(directory, num_slots=64, max_tokens=least).shape.max_tokens == least
+    with pytest.raises(UnsupportedModel, match=r"sequences of 15 tokens \(max_model_len, .* not of 14"):
+        load_runner(directory, num_slots=64, max_tokens=least - 1)
 
 
 @pytest.mark.parametrize(
