@@ -351,7 +351,8 @@ def test_a_signal_while_models_load_is_for_later_and_not_the_end(monkeypatch: py
         raise serving._Interrupted
 
     monkeypatch.setattr(serving, "running", running)
-    monkeypatch.setattr(serving, "_print_welcome", lambda *_: None)
+    monkeypatch.setattr(serving, "_describe", dict)
+    monkeypatch.setattr(serving, "print_welcome", lambda *_: None)
     monkeypatch.setattr(serving, "_roll_out", roll_out)
     before = signal.getsignal(signal.SIGHUP)
     try:

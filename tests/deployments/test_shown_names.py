@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from deployments import cli, drafters_command, profile_cli, serving
+from deployments import cli, drafters_command, profile_cli, welcome
 from tests.cluster.test_profile_file import DRAFTERS, configuration, profile_of
 
 # The first would not be shown; the second would end the command.
@@ -29,10 +29,10 @@ def printed(shown: Console) -> str:
     return shown.file.getvalue()
 
 
-def test_the_welcome_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_describe", lambda: {"model": f"target {NAME}", "drafters": [NAME]})
+def test_the_welcome_of_a_server() -> None:
     shown = console()
-    serving._print_welcome(shown, configuration(), "http://[fd00::1]:8000")
+    described = {"model": f"target {NAME}", "drafters": [NAME]}
+    welcome.print_welcome(shown, configuration(), "http://[fd00::1]:8000", described)
     assert f"target {NAME} with {NAME}, policy flotilla, on http://[fd00::1]:8000\n" in printed(shown)
 
 
