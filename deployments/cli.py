@@ -12,6 +12,7 @@ import typer
 
 from deployments.batch_command import batch
 from deployments.command_failure import fail
+from deployments.command_group import CommandGroup
 from deployments.drafters_command import app as drafters_app
 from deployments.keys_command import app as keys_app
 from deployments.lasting_output import lasting_output
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from cluster.config import FlotillaConfig
 
 app = typer.Typer(
-    help="SLO-customized speculative decoding on Ray.", no_args_is_help=True, pretty_exceptions_enable=False
+    cls=CommandGroup,
+    help="SLO-customized speculative decoding on Ray.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 
 #: Passes everything behind the command's name on, `--help` included.

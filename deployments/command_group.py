@@ -1,0 +1,23 @@
+"""The commands of `flotilla`, on terminals that cannot show all there is to say."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+from typer.core import TyperGroup
+
+
+class CommandGroup(TyperGroup):
+    """Commands that show `?` where the terminal's encoding lacks a character, and go on.
+
+    Answers of models, frames of tables and cut columns hold what Latin-1 and ASCII do not.
+    """
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """See click."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **extra)
