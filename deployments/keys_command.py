@@ -122,6 +122,8 @@ def _added(file: Path | None, entry: dict[str, Any]) -> str:
         checked = KeysFile.model_validate({"keys": [*keys, entry]})
     except ValidationError as error:
         fail("; ".join(wrong_fields(error, whole=str(file or "the key"), skip=2)))
+    except OSError as error:
+        fail(f"cannot read the keys in {file}: {error.strerror}")
     except ValueError as error:
         fail(str(error))
     data = [key.model_dump(mode="json", exclude_defaults=True) for key in checked.keys]

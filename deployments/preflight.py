@@ -53,8 +53,17 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             heads, keys or certificates that cannot be read, decoding heads or an EAGLE layer of another
             target, an adapter that cannot be served, a cost profile that is missing or of other models, a
             policy, selector or drafter of one's own that cannot be found or made, placements that contradict
-            each other, or a port that is taken.
+            each other, a log that cannot be written, a port that is taken, or a file or directory that the
+            operating system does not let this user look at.
     """
+    try:
+        return _checked(config, listens=listens)
+    except OSError as error:  # a directory of another user's, a disk that fails, a name that is too long
+        told = str(error) if error.filename is None else f"cannot read {error.filename}: {error.strerror}"
+        raise StartError(told) from None
+
+
+def _checked(config: FlotillaConfig, *, listens: bool) -> list[str]:
     try:
         if is_own(config.policy.name):
             own_policy(config.policy)
@@ -107,6 +116,7 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
         )
     warnings += _check_profile(config) + _unknown_choices(config) + _unknown_tiers(config, store)
     warnings += _unwritable(config)
+    _check_log(config)
     if listens:
         _check_ports(config)
     return warnings
@@ -162,12 +172,31 @@ def _unknown_tiers(config: FlotillaConfig, store: KeyStore) -> list[str]:
 def _unwritable(config: FlotillaConfig) -> list[str]:
     """Not refused: the cell that writes may run on another machine, and serves without."""
     file = config.debug.decisions_file
-    if file is None or os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+    if file is None:
+        return []
+    place = file if os.path.lexists(file) else file.absolute().parent
+    if not (os.path.isdir(file) or _denied(place)):
         return []
     return [
         f"debug.decisions_file: {file} cannot be written on this machine (is its directory there?); "
         "if it cannot where the cell runs, no decisions are recorded in it"
     ]
+
+
+def _check_log(config: FlotillaConfig) -> None:
+    """Refused on this machine: no process starts that cannot log, which Ray Serve tells minutes later."""
+    file = config.log.file
+    if file is None or "RAY_ADDRESS" in os.environ:  # on a cluster they may run on other machines
+        return
+    place = next(path for path in (file.absolute(), *file.absolute().parents) if os.path.lexists(path))
+    is_file = place == file.absolute()
+    if os.path.isdir(place) == is_file or _denied(place):  # directories that are missing are made
+        reason = "it is a directory" if is_file and os.path.isdir(place) else f"{place} cannot be written to"
+        raise StartError(f"log.file: cannot write {file}: {reason}; name another file, or none")
+
+
+def _denied(path: Path) -> bool:
+    return not os.access(path, os.W_OK)
 
 
 def _check_ports(config: FlotillaConfig) -> None:

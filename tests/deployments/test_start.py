@@ -216,3 +216,8 @@ def test_a_record_that_cannot_be_written_here_is_said_before(tmp_path: Path) -> 
     (warning,) = preflight.check(changed(http={"port": 0}, debug={"decisions_file": str(gone)}))
     assert str(gone) in warning
     assert "cannot be written on this machine" in warning
+
+
+def test_a_record_that_is_a_directory_is_said_before(tmp_path: Path) -> None:
+    (warning,) = preflight.check(changed(http={"port": 0}, debug={"decisions_file": str(tmp_path)}))
+    assert "cannot be written on this machine" in warning
