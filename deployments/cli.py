@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=CommandGroup,
-    help="SLO-customized speculative decoding on Ray.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -48,6 +47,22 @@ AdapterOption = Annotated[
     list[str] | None,
     typer.Option(help="A LoRA adapter to serve besides, as NAME=DIRECTORY; may repeat.", metavar="NAME=PATH"),
 ]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    is_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """SLO-customized speculative decoding on Ray."""
 
 
 @app.command(cls=ServeCommand)

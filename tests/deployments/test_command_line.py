@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ def test_help_needs_none_of_the_heavy_imports() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("[]")
     assert all(name in done.stdout for name in ("serve", "chat", "profile", "bench", "zoo", "version"))
+
+
+@pytest.mark.parametrize("asked", ["--version", "version"])
+def test_the_version_is_told_in_the_ways_that_are_tried(asked: str) -> None:
+    told = CliRunner().invoke(cli.app, [asked])
+    assert told.exit_code == 0
+    assert told.output.strip() == installed("flotilla")
 
 
 def test_a_front_end_needs_no_torch() -> None:
