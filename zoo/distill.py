@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
-from zoo import generate, models, retokenized, score
+from zoo import generate, models, retokenized, score, workers
 from zoo.dataset import Tokens
 from zoo.learning import learn
 from zoo.optimizer import SharedOptimizer
@@ -163,12 +162,7 @@ def run(
     """
     if torch.cuda.is_available():
         processes = 1
-    start_processes(_teach, args=(processes, data, out, minutes), nprocs=processes, start_method="spawn")
+    workers.run(_teach, (processes, data, out, minutes), processes)
     for name in set(names) & set(OTHER_VOCABULARY):
         retokenized.prepare(data, name, None if starts is None else starts / name)
-    start_processes(
-        _queue,
-        args=(processes, names, data, out, minutes.drafter, starts),
-        nprocs=processes,
-        start_method="spawn",
-    )
+    workers.run(_queue, (processes, names, data, out, minutes.drafter, starts), processes)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
 from engine.eagle_config import feature_layers
 from engine.heads_config import weights_digest
-from zoo import eagle_data, eagle_save, generate, models
+from zoo import eagle_data, eagle_save, generate, models, workers
 from zoo.distill import ARGMAX_WEIGHT, divergence
 from zoo.eagle_data import EagleBatch
 from zoo.eagle_model import EagleModel
@@ -86,7 +85,5 @@ def run(
     """
     if torch.cuda.is_available():
         processes = 1
-    start_processes(
-        generate.write_answers, args=(target, data, write_minutes), nprocs=processes, start_method="spawn"
-    )
+    workers.run(generate.write_answers, (target, data, write_minutes), processes)
     return train(target, data, out / EAGLE, minutes)

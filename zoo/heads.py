@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import start_processes
 
 from engine.heads import save_heads
 from engine.heads_config import KIND, HeadsDescription, weights_digest
-from zoo import heads_data, models
+from zoo import heads_data, models, workers
 from zoo.distill import ARGMAX_WEIGHT, divergence
 from zoo.heads_data import HeadBatch, HiddenRows
 from zoo.learning import learn
@@ -90,11 +89,11 @@ def train(target: Path, data: HiddenRows, folder: Path, minutes: float) -> Path:
     return folder / "model"
 
 
-def _collect(part: int, target: Path, data: Path, folder: Path, minutes: float) -> None:
+def _collect(part: int, target: Path, written: list[Path], folder: Path, minutes: float) -> None:
     torch.set_num_threads(1)
-    rows = folder / f"hidden-{part}.npz"
+    rows = folder / written[part].name.replace("generated", "hidden", 1)
     if not rows.exists():
-        heads_data.collect(target, Scored.load([data / f"generated-{part}.npz"]), minutes).save(rows)
+        heads_data.collect(target, Scored.load([written[part]]), minutes).save(rows)
 
 
 def run(data: Path, target: Path, out: Path, minutes: float, read_minutes: float) -> Path:
@@ -104,11 +103,11 @@ def run(data: Path, target: Path, out: Path, minutes: float, read_minutes: float
     in each file of them.
     """
     folder = out / HEADS
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = len(list(data.glob("generated-?.npz")))
-    if not parts:
+    written = sorted(data.glob("generated-*.npz"))
+    if not written:
         raise FileNotFoundError(
             f"no answers of the target in {data}; `flotilla zoo distill` has it write them"
         )
-    start_processes(_collect, args=(target, data, folder, read_minutes), nprocs=parts, start_method="spawn")
+    folder.mkdir(parents=True, exist_ok=True)
+    workers.run(_collect, (target, written, folder, read_minutes), len(written))
     return train(target, HiddenRows.load(sorted(folder.glob("hidden-*.npz"))), folder, minutes)

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from zoo import clock, models
-from zoo.scored import Scored
+from zoo.scored import Scored, unfinished
 
 #: Sequences of a block are sorted by length, so that those of a batch are about equally long.
 _BATCH, _BLOCK = 32, 16
@@ -44,7 +44,7 @@ class HiddenRows:
 
     def save(self, path: Path) -> None:
         """Write one uncompressed ``.npz`` file, complete or not at all."""
-        new = path.with_suffix(".new.npz")
+        new = unfinished(path)
         np.savez(new, **self.__dict__)
         new.replace(path)
 
@@ -56,7 +56,9 @@ class HiddenRows:
 
 
 def collect(model_dir: Path, scored: Scored, minutes: float) -> HiddenRows:
-    """Hidden states along the first sequences of ``scored`` that a budget of minutes suffices for."""
+    """Hidden states along the first sequences of ``scored`` that a budget of minutes suffices for, at least a
+    block of them.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # bfloat16 as when the answers were written: its rounding is far below what a head can resolve.
     model = models.load(model_dir).to(torch.bfloat16).to(device)
@@ -66,7 +68,7 @@ def collect(model_dir: Path, scored: Scored, minutes: float) -> HiddenRows:
     hidden: list[npt.NDArray[np.float16]] = []
     begun = clock.seconds()
     done = 0
-    while done < len(tokens) and clock.seconds() - begun < minutes * 60.0:
+    while done < len(tokens) and (not done or clock.seconds() - begun < minutes * 60.0):
         block = np.arange(done, min(done + _BATCH * _BLOCK, len(tokens)))
         found: dict[int, npt.NDArray[np.float16]] = {}
         by_length = block[np.argsort(lengths[block])]

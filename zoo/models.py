@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,10 @@ def project_embeddings(
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write weights in float16 with configuration, generation settings and tokenizer."""
+    """Write weights in float16 with configuration, generation settings and tokenizer.
+
+    A run that is killed meanwhile leaves no ``directory``: one that is there is taken for a finished model.
+    """
     half = LlamaForCausalLM(model.config).to(torch.float16)
     half.load_state_dict({k: v.to(torch.float16) for k, v in model.state_dict().items()})
     half.tie_weights()
@@ -102,8 +106,14 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, director
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    half.save_pretrained(str(directory))
-    tokenizer.save_pretrained(str(directory))
+    unfinished = directory.with_name(f"{directory.name}.new")
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    half.save_pretrained(str(unfinished))
+    tokenizer.save_pretrained(str(unfinished))
+    if directory.exists():
+        shutil.rmtree(directory)
+    unfinished.rename(directory)
 
 
 def load(directory: Path) -> LlamaForCausalLM:

@@ -56,6 +56,11 @@ class SharedOptimizer:
             )
             self._stepped.append((adam, other_lr))
 
+    @property
+    def ranks(self) -> int:
+        """How many share the parameters."""
+        return self._world
+
     def average(self, extra: Tensor) -> Tensor:
         """Replace gradients by their mean over the ranks; ``extra`` (1-D, float32) rides along and is
         averaged too.

@@ -18,6 +18,14 @@ from zoo.dataset import Tokens, order
 TOP = 32
 
 
+def unfinished(path: Path) -> Path:
+    """Where a file of arrays is until it is complete: beside its place, by a name that begins otherwise.
+
+    What a killed run leaves there is not read with the files that are complete.
+    """
+    return path.with_name(f"unfinished-{path.name}")
+
+
 @dataclass(frozen=True)
 class Scored:
     """Sequences (as in ``Tokens``) and, for each response token in order, the distribution it was drawn from.
@@ -33,7 +41,7 @@ class Scored:
     def save(self, path: Path) -> None:
         """Write one uncompressed ``.npz`` file, complete or not at all."""
         t = self.tokens
-        new = path.with_suffix(".new.npz")
+        new = unfinished(path)
         np.savez(
             new,
             ids=t.ids,

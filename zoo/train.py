@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
-from zoo import models
+from zoo import models, workers
 from zoo.corpus import DOMAINS
 from zoo.dataset import SHARES, Packer, Tokens
 from zoo.optimizer import SharedOptimizer
@@ -152,7 +151,8 @@ def _resume(
     """Take up what a killed run saved; the seconds and steps it had, 0 if it saved nothing.
 
     Weights and time are the first rank's for all ranks: a run may be killed between two ranks' files, and
-    weights of two steps would be those of no model. Momenta that are a little older do no harm.
+    weights of two steps would be those of no model. Momenta that are a little older do no harm; those of a
+    run on another number of ranks fit nobody, and begin anew.
     """
     if not _checkpoint(folder, 0).exists():
         return 0.0, 0
@@ -161,14 +161,22 @@ def _resume(
     model.load_state_dict(state["model"])
     own = _checkpoint(folder, rank)
     if own.exists():
-        optimizer.restore(torch.load(own, map_location=device, weights_only=False)["optimizer"])
+        kept = torch.load(own, map_location=device, weights_only=False)
+        if kept.get("ranks") == optimizer.ranks:  # as many others own other parameters
+            optimizer.restore(kept["optimizer"])
     seconds: float = state["seconds"]
     step: int = state["step"]
     return seconds, step
 
 
 def _save(path: Path, model: LlamaForCausalLM, optimizer: SharedOptimizer, seconds: float, step: int) -> None:
-    state = {"model": model.state_dict(), "optimizer": optimizer.state(), "seconds": seconds, "step": step}
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state(),
+        "ranks": optimizer.ranks,
+        "seconds": seconds,
+        "step": step,
+    }
     torch.save(state, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
@@ -188,5 +196,5 @@ def run(plan: Plan) -> Path:
     if plan.ranks == 1:
         _worker(0, plan)
     else:
-        start_processes(_worker, args=(plan,), nprocs=plan.ranks, start_method="spawn")
+        workers.run(_worker, (plan,), plan.ranks)
     return folder / "model"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.zoo.test_pair import TINY, TOKENIZER, data_of
@@ -48,3 +49,19 @@ def test_a_run_killed_between_two_ranks_files_goes_on_with_the_weights_of_one_st
         assert train._resume(tmp_path, rank, model, SharedOptimizer(model, 1e-3, 1e-3)) == (1200.0, 20)
         wanted = models.build("tiny", TOKENIZER, seed=0).state_dict()
         assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+def test_a_killed_run_goes_on_with_another_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two steps a half of the parameters: what it remembers of them is not one process's own."""
+    monkeypatch.setitem(models.SHAPES, "tiny", TINY)
+    model = models.build("tiny", TOKENIZER)
+    with monkeypatch.context() as of_two:
+        of_two.setattr(dist, "is_initialized", lambda: True)
+        of_two.setattr(dist, "get_rank", lambda: 0)
+        of_two.setattr(dist, "get_world_size", lambda: 2)
+        train._save(tmp_path / "checkpoint-0.pt", model, SharedOptimizer(model, 1e-3, 1e-3), 60.0, 20)
+    again = models.build("tiny", TOKENIZER, seed=7)
+    assert train._resume(tmp_path, 0, again, SharedOptimizer(again, 1e-3, 1e-3)) == (60.0, 20)
+    assert torch.equal(again.model.embed_tokens.weight, model.model.embed_tokens.weight)
