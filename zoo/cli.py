@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from zoo.progress import stage, watching
 from zoo.registry import (
     ADAPTER,
     DRAFTERS,
@@ -23,9 +24,17 @@ from zoo.registry import (
     TARGET,
     WEIGHTS,
 )
-
-if TYPE_CHECKING:
-    from zoo.evaluate import Reading
+from zoo.run_folder import (
+    FIGURES,
+    figures,
+    find_target,
+    has_shipped_target,
+    is_finished,
+    made,
+    measured,
+    missing,
+    publish_beside_target,
+)
 
 app = typer.Typer(
     help="The embedded demo family: train, distil, evaluate, write the model card.", no_args_is_help=True
@@ -34,7 +43,7 @@ console = Console()
 
 #: Stages run under this folder unless told otherwise; git ignores it.
 BUILD = Path(__file__).parent / "build"
-EVALUATION = WEIGHTS / "evaluation.json"
+EVALUATION = WEIGHTS / FIGURES
 CARD = Path(__file__).parent / "README.md"
 #: Where the checkout keeps the replay of drafters that `evaluate` cannot measure.
 REPLAY = Path(__file__).parents[1] / "docs" / "results" / "draft-replay.json"
@@ -42,22 +51,30 @@ REPLAY = Path(__file__).parents[1] / "docs" / "results" / "draft-replay.json"
 #: Of training, whose learning rate follows the share of them that is over.
 LEAST_MINUTES = 0.001
 
+
 OutOption = Annotated[
-    Path, typer.Option("--out", file_okay=False, help="Folder of the run: data, checkpoints, logs.")
+    Path,
+    typer.Option("--out", file_okay=False, callback=made, help="Folder of the run: data, checkpoints, logs."),
 ]
 WeightsOption = Annotated[
     Path | None,
     typer.Option(
         "--weights",
         file_okay=False,
+        callback=made,
         help="Folder the finished models are written to; `weights` in --out if unset.",
     ),
 ]
 TeachOption = Annotated[float, typer.Option(min=0.0, help="Minutes in which the target writes answers.")]
 ScoreOption = Annotated[float, typer.Option(min=0.0, help="Minutes in which the target reads corpus text.")]
 FiguresOption = Annotated[
-    Path,
-    typer.Option("--json", exists=True, dir_okay=False, help="Figures to which its own are added."),
+    Path | None,
+    typer.Option(
+        "--json",
+        exists=True,
+        dir_okay=False,
+        help="Figures to which its own are added; `evaluation.json` in --weights if unset.",
+    ),
 ]
 
 
@@ -81,20 +98,19 @@ def train(
     """Build the corpus, train the target, distil the drafters. A killed run goes on where it was."""
     from zoo import prepare, publish
     from zoo import train as training
-    from zoo.progress import watching
 
     weights = weights or out / "weights"
-    if _has_shipped_target(out):
+    if has_shipped_target(out):
         raise typer.BadParameter(
             f"{out} has the shipped target, which is not trained again; name another folder",
             param_hint="--out",
         )
-    with console.status("reading the corpus"):
+    with stage(console, "reading the corpus"):
         counted = prepare.prepare(out)
     if counted:
         console.print("examples: " + ", ".join(f"{count} {domain}" for domain, count in counted.items()))
-    if not (out / TARGET / "model" / "model.safetensors").exists():
-        with watching(out, {TARGET: minutes}):
+    if not is_finished(out, TARGET, console):
+        with watching(console, out, {TARGET: minutes}):
             training.run(training.Plan(TARGET, out, out, minutes, ranks=processes))
     publish.copy(TARGET, out, weights)
     shutil.copyfile(out / "prompts.jsonl", weights / "prompts.jsonl")
@@ -125,7 +141,6 @@ def distill(
     """Distil the drafters on the trained target under ``--out``. Minutes are of processor time."""
     from zoo import distill as distillation
     from zoo import publish
-    from zoo.progress import watching
 
     weights = weights or out / "weights"
     every = (*DRAFTERS, *OTHER_VOCABULARY)
@@ -135,9 +150,17 @@ def distill(
         raise typer.BadParameter(
             f"no drafter {', '.join(unknown)}; there are {', '.join(every)}", param_hint="--drafter"
         )
-    _find_target(out, shipped=shipped)
+    find_target(out, console, shipped=shipped)
+    left = {name: minutes for name in names if not is_finished(out, name, console)}
+    if not (out / "scored-0.npz").exists():
+        console.print(
+            f"the target writes answers and reads corpus text: {teach_minutes + score_minutes:g} minutes of "
+            "processor time in each process",
+            highlight=False,
+            soft_wrap=True,
+        )
     budgets = distillation.Minutes(teach_minutes, score_minutes, minutes)
-    with watching(out, dict.fromkeys(names, minutes)):
+    with watching(console, out, left):
         distillation.run(out, out, budgets, processes, names, WEIGHTS if shipped else None)
     for name in names:
         publish.copy(name, out, weights)
@@ -153,7 +176,7 @@ def heads(
     ] = 2.0,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
-    json_file: FiguresOption = EVALUATION,
+    json_file: FiguresOption = None,
     evaluate_only: Annotated[
         bool, typer.Option("--evaluate-only", help="Measure the heads there are.")
     ] = False,
@@ -163,14 +186,17 @@ def heads(
     from zoo import heads as training
 
     weights = weights or out / "weights"
+    json_file = json_file or weights / FIGURES
+    figures(json_file)  # what is wrong with them is not to be told after the training
     if not evaluate_only:
         try:
-            with console.status("training the heads"):
+            with stage(console, "the target reads its answers"), watching(console, out, {HEADS: minutes}):
                 trained = training.run(out, out / TARGET / "model", out, minutes, read_minutes)
         except FileNotFoundError as error:  # there are no answers
             raise typer.BadParameter(str(error), param_hint="--out") from None
-        _publish_beside_target(trained, HEADS, out, weights)
-    found = _measured("heads", heads_evaluate.measure, weights, json_file)
+        publish_beside_target(trained, HEADS, out, weights)
+    _check_models((TARGET, HEADS), weights)
+    found = measured("heads", heads_evaluate.measure, weights, json_file, console)
     console.print(card.heads_tables(found), markup=False, highlight=False)
 
 
@@ -185,22 +211,24 @@ def eagle(
     ] = 7.0,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
-    json_file: FiguresOption = EVALUATION,
+    json_file: FiguresOption = None,
     shipped: Annotated[bool, typer.Option("--shipped", help="For the shipped target.")] = False,
     evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Measure the one there is.")] = False,
 ) -> None:
     """Train and measure the target's EAGLE-3 layer, on answers that it writes. Processor time."""
     from zoo import card, eagle_evaluate
     from zoo import eagle as training
-    from zoo.progress import watching
 
     weights = weights or out / "weights"
+    json_file = json_file or weights / FIGURES
+    figures(json_file)  # what is wrong with them is not to be told after the training
     if not evaluate_only:
-        _find_target(out, shipped=shipped)
-        with watching(out, {EAGLE: minutes}):
+        find_target(out, console, shipped=shipped)
+        with watching(console, out, {EAGLE: minutes}):
             trained = training.run(out, out / TARGET / "model", out, minutes, write_minutes)
-        _publish_beside_target(trained, EAGLE, out, weights)
-    found = _measured("eagle", eagle_evaluate.measure, weights, json_file)
+        publish_beside_target(trained, EAGLE, out, weights)
+    _check_models((TARGET, EAGLE), weights)
+    found = measured("eagle", eagle_evaluate.measure, weights, json_file, console)
     console.print(card.eagle_table(found), markup=False, highlight=False)
 
 
@@ -209,22 +237,24 @@ def adapter(
     minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes of training.")] = 12.0,
     out: OutOption = BUILD,
     weights: WeightsOption = None,
-    json_file: FiguresOption = EVALUATION,
+    json_file: FiguresOption = None,
     shipped: Annotated[bool, typer.Option("--shipped", help="For the shipped target.")] = False,
     evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Measure the one there is.")] = False,
 ) -> None:
     """Train and measure the target's adapter (LoRA) that answers in one sentence. Processor time."""
     from zoo import adapter as training
     from zoo import adapter_evaluate, card
-    from zoo.progress import watching
 
     weights = weights or out / "weights"
+    json_file = json_file or weights / FIGURES
+    figures(json_file)  # what is wrong with them is not to be told after the training
     if not evaluate_only:
-        _find_target(out, shipped=shipped)
-        with watching(out, {ADAPTER: minutes}):
+        find_target(out, console, shipped=shipped)
+        with watching(console, out, {ADAPTER: minutes}):
             trained = training.run(out, out / TARGET / "model", out, minutes)
-        _publish_beside_target(trained, ADAPTER, out, weights)
-    found = _measured("adapter", adapter_evaluate.measure, weights, json_file)
+        publish_beside_target(trained, ADAPTER, out, weights)
+    _check_models((TARGET, ADAPTER), weights)
+    found = measured("adapter", adapter_evaluate.measure, weights, json_file, console)
     console.print(card.adapter_table(found), markup=False, highlight=False)
 
 
@@ -233,7 +263,7 @@ def prepare_data(out: OutOption = BUILD) -> None:
     """Make the data of `pair`: the corpus in the shipped tokenizer, without what shipped prompts ask for."""
     from zoo import prepare
 
-    with console.status("reading the corpus"):
+    with stage(console, "reading the corpus"):
         prepare.prepare(out, WEIGHTS / TARGET)
         dropped = prepare.drop_shipped(out)
     console.print(f"data in {out}; {dropped} examples left out, for they have a shipped prompt's reference")
@@ -282,19 +312,33 @@ def evaluate(
     ] = WEIGHTS,
     limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain (default: all).")] = None,
     json_file: Annotated[
-        Path, typer.Option("--json", dir_okay=False, help="Where the figures go.")
-    ] = EVALUATION,
+        Path | None,
+        typer.Option(
+            "--json",
+            dir_okay=False,
+            help="Where the figures go; `evaluation.json` in --weights if unset.",
+        ),
+    ] = None,
 ) -> None:
-    """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
+    """Measure acceptance, goodput and best choices on the shipped held-out prompts; heads, EAGLE's layer and
+    the adapter where there are such.
+    """
     from zoo import adapter_evaluate, card, eagle_evaluate, heads_evaluate
     from zoo import evaluate as evaluation
 
-    with console.status(f"evaluating {len(MODELS)} models"):
+    _check_models(MODELS, weights)
+    json_file = json_file or weights / FIGURES
+    made(json_file.absolute().parent)
+    with stage(console, f"evaluating {len(MODELS)} models"):
         reading = evaluation.read(weights, limit)
         result = evaluation.evaluate(reading, weights)
-        result["heads"] = heads_evaluate.measure(reading, weights)
-        result["eagle"] = eagle_evaluate.measure(reading, weights)
-        result["adapter"] = adapter_evaluate.measure(reading, weights)
+        for part, name, measuring in (
+            ("heads", HEADS, heads_evaluate),
+            ("eagle", EAGLE, eagle_evaluate),
+            ("adapter", ADAPTER, adapter_evaluate),
+        ):
+            if not missing((name,), weights):
+                result[part] = measuring.measure(reading, weights)
     evaluation.write(result, json_file)
     console.print(card.tables(result), markup=False, highlight=False)
 
@@ -315,67 +359,16 @@ def write_card(
     """Fill the measured part of the model card from the figures of evaluation and replay."""
     from zoo import card
 
-    result = json.loads(json_file.read_text(encoding="utf-8"))
+    result = figures(json_file)
     replay = json.loads(replay_file.read_text(encoding="utf-8")) if replay_file.is_file() else None
     card_file.write_text(card.fill(card_file.read_text(encoding="utf-8"), result, replay), encoding="utf-8")
     console.print(f"wrote {card_file}")
 
 
-def _find_target(out: Path, *, shipped: bool) -> None:
-    """Make sure that the run in ``out`` has a trained target; if asked to, the shipped one and the corpus."""
-    if shipped:
-        from zoo import prepare, tokenizer
-
-        if (out / TARGET / "model").exists() and not _has_shipped_target(out):
-            # It would be written over, and its answers, which are kept, would be taken for the other's.
-            raise typer.BadParameter(
-                f"{out} has a target of its own; name another folder for the shipped one", param_hint="--out"
-            )
-        with console.status("reading the corpus"):
-            prepare.prepare(out, WEIGHTS / TARGET)
-        own, taught = (tokenizer.load(folder) for folder in (out / "tokenizer", WEIGHTS / TARGET))
-        if own.get_vocab() != taught.get_vocab():
-            raise typer.BadParameter(
-                f"the data in {out} are in another tokenizer than the shipped target's; name another folder",
-                param_hint="--out",
-            )
-        shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
-    if not (out / TARGET / "model").exists():
-        raise typer.BadParameter(
-            f"no trained target in {out}; run `flotilla zoo train` first, or say --shipped",
-            param_hint="--out",
-        )
-
-
-def _has_shipped_target(out: Path) -> bool:
-    from engine.heads_config import weights_digest
-
-    return weights_digest(out / TARGET / "model") == weights_digest(WEIGHTS / TARGET)
-
-
-def _publish_beside_target(trained: Path, name: str, out: Path, weights: Path) -> None:
-    """Copy what was trained for the target of the run in ``out``, and that target where there is none: the
-    one is measured on the other.
-    """
-    from zoo import publish
-
-    if not (weights / TARGET).exists():
-        publish.copy(TARGET, out, weights)
-    shutil.copytree(trained, weights / name, dirs_exist_ok=True)
-
-
-def _measured(
-    part: str, measure: Callable[[Reading, Path], dict[str, Any]], weights: Path, json_file: Path
-) -> dict[str, Any]:
-    """What ``measure`` finds on the held-out prompts, added to the figures in the file as ``part``."""
-    from zoo import evaluate as evaluation
-
-    with console.status(f"measuring: {part}"):
-        result = json.loads(json_file.read_text(encoding="utf-8"))
-        result[part] = measure(evaluation.read(weights, samples=0), weights)
-    evaluation.write(result, json_file)
-    found: dict[str, Any] = result[part]
-    return found
+def _check_models(names: Iterable[str], weights: Path) -> None:
+    lacking = missing(names, weights)
+    if lacking:
+        raise typer.BadParameter(f"no {lacking} in {weights}", param_hint="--weights")
 
 
 if __name__ == "__main__":

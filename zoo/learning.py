@@ -37,6 +37,8 @@ def learn(
         window: see above.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log.jsonl"
+    log.unlink(missing_ok=True)  # an earlier run's steps are no part of this one
     begun, fade = clock.seconds(), 1.0 - 1.0 / window
     means: list[float] = []
     for step, batch in enumerate(batches, 1):
@@ -48,7 +50,7 @@ def learn(
         means = [fade * mean + (1.0 - fade) * new for mean, new in zip(means or now, now, strict=True)]
         if step % (window // 2) == 0 or progress >= 1.0:
             record = {"step": step, "seconds": round(clock.seconds() - begun), "loss": round(means[0], 4)}
-            with (folder / "log.jsonl").open("a") as file:
+            with log.open("a") as file:
                 file.write(json.dumps({**record, "agreement": [round(a, 4) for a in means[1:]]}) + "\n")
         if progress >= 1.0:
             return

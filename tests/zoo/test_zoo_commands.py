@@ -24,6 +24,7 @@ from zoo import (
     tokenizer,
 )
 from zoo.registry import ADAPTER, EAGLE, HEADS, TARGET, WEIGHTS, load_prompts
+from zoo.run_folder import find_target
 
 
 def ran(*arguments: object) -> tuple[int, str]:
@@ -57,8 +58,8 @@ def test_the_shipped_target_is_given_no_data_in_another_tokenizer(tmp_path: Path
 
 def test_the_shipped_target_is_not_taken_for_one_trained_here(tmp_path: Path) -> None:
     data_of(load_prompts("code")[:2], tmp_path)
-    cli._find_target(tmp_path, shipped=True)
-    cli._find_target(tmp_path, shipped=True)  # again, as after a run that was killed
+    find_target(tmp_path, cli.console, shipped=True)
+    find_target(tmp_path, cli.console, shipped=True)  # again, as after a run that was killed
     status, said = ran("train", "--out", tmp_path)
     assert status == 2
     assert "has the shipped target" in said
@@ -79,10 +80,11 @@ def test_what_is_trained_is_measured_on_its_target(
     out, figures = tmp_path / "out", tmp_path / "figures.json"
     out.mkdir()
     data_of(load_prompts("code")[:2], out)
-    cli._find_target(out, shipped=True)
+    find_target(out, cli.console, shipped=True)
     figures.write_text("{}")
     trained = tmp_path / "trained"
     trained.mkdir()
+    (trained / "config.json").touch()
     monkeypatch.setattr(stages, "run", lambda *given: trained)
     monkeypatch.setattr(evaluate, "read", lambda weights, samples: weights / TARGET)
     monkeypatch.setattr(
@@ -95,6 +97,11 @@ def test_what_is_trained_is_measured_on_its_target(
     found = json.loads(figures.read_text())[name]
     assert set(found) >= {path.name for path in (WEIGHTS / TARGET).iterdir()}
     assert (out / "weights" / model).is_dir()
+    # Unless a file is named, a run's figures stay with its models, too.
+    shipped = (WEIGHTS / "evaluation.json").read_bytes()
+    assert ran(name, "--out", out, "--evaluate-only")[0] == 0
+    assert (WEIGHTS / "evaluation.json").read_bytes() == shipped
+    assert json.loads((out / "weights" / "evaluation.json").read_text()) == {name: found}
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,13 @@ def test_what_is_trained_is_measured_on_its_target(
         ("evaluate", "--weights", "nowhere"),
         ("card", "--json", "nowhere.json"),
         ("card", "--card", "nowhere.md"),
+        ("card", "--json", __file__),
+        ("train", "--out", f"{__file__}/out"),
+        ("distill", "--weights", f"{__file__}/weights"),
+        ("eagle", "--json", __file__),
+        ("heads", "--evaluate-only", "--weights", Path(__file__).parent),
+        ("evaluate", "--weights", Path(__file__).parent),
+        ("evaluate", "--json", f"{__file__}/out/figures.json"),
     ],
 )
 def test_what_could_only_fail_in_the_end_is_refused(
