@@ -290,8 +290,8 @@ def _start_ray(config: FlotillaConfig) -> None:
         return
     with _whole_or_not_at_all():
         ray.init(
-            # Reservations are about placement on a cluster; on one machine they must keep it neither from
-            # starting nor from a rollout.
+            "local",  # a new one, also where `ray start` has left one on this machine
+            # Reservations are about placement on a cluster: here they must keep from no start and no rollout.
             num_cpus=max(os.cpu_count() or 1, math.ceil(reserved_cpus(config))),
             include_dashboard=False,
             # Messages travel over TCP; the object store holds next to nothing.

@@ -43,3 +43,15 @@ def test_cells_that_would_wait_for_ever_are_refused(
 def test_what_fits_once_the_old_cells_are_gone_is_rolled_out() -> None:
     config = changed(scaling={"cells": {"min": 2, "max": 2}})
     assert serving._fitting(config) is config
+
+
+def test_a_ray_on_this_machine_that_nobody_named_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray takes one of `ray start` unless told not to, and then refuses to be told of processors."""
+    began: list[str] = []
+    monkeypatch.setattr(serving.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(serving.ray, "init", lambda address=None, **options: began.append(address))
+    monkeypatch.setenv("PYTHONPATH", "")  # put back afterwards: it is added to
+    for changing in ("take_on", "use_ordinary_priority"):
+        monkeypatch.setattr(serving, changing, lambda: None)
+    serving._start_ray(changed(drafters=[]))
+    assert began == ["local"]
