@@ -19,6 +19,7 @@ import aiohttp
 
 from deployments.api_keys import KEY_VARIABLE, client_headers
 from deployments.batch_file import BatchRequest, answer_line, error_line
+from deployments.client_tls import client_context
 from deployments.connection_errors import reason
 from deployments.server_url import server_root
 
@@ -177,7 +178,7 @@ async def send_batch(
 async def _session() -> AsyncIterator[aiohttp.ClientSession]:
     # No bound on the time of an answer: in the background it may take hours, in which nothing is sent.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    connector = aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket)
+    connector = aiohttp.TCPConnector(limit=0, ssl=client_context(), socket_factory=_watched_socket)
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=client_headers()
     ) as session:

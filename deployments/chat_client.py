@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.api_keys import KEY_SENT, client_headers
+from deployments.client_tls import client_context
 from deployments.connection_errors import NO_ADDRESS, reason
 from deployments.server_url import server_root
 
@@ -69,7 +70,8 @@ def run_chat(options: ChatOptions, console: Console | None = None) -> int:
 
 async def _session() -> aiohttp.ClientSession:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    return aiohttp.ClientSession(timeout=timeout, headers=client_headers())
+    connector = aiohttp.TCPConnector(ssl=client_context())
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=client_headers())
 
 
 def _chat(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.api_keys import KEY_SENT, client_headers
+from deployments.client_tls import client_context
 from deployments.command_failure import fail
 from deployments.server_url import server_root
 
@@ -120,7 +121,7 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
         request = urllib.request.Request(
             f"{server_root(url)}/admin/drafters{path}", data=data, headers=headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=client_context()) as response:
             answer: Any = json.load(response)
     except urllib.error.HTTPError as error:
         try:

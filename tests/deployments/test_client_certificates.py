@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import grpc
 import httpx
 import pytest
 import trustme
+import typer
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 
@@ -19,6 +21,9 @@ from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig
 from deployments import preflight
 from deployments.api_service import ApiService
+from deployments.batch_client import BatchOptions, BatchProgress, BatchStopped, send_batch
+from deployments.batch_file import read_requests
+from deployments.client_tls import client_context
 from deployments.demo import demo_config
 from deployments.exposure import exposure_warnings
 from deployments.grpc_server import make_server
@@ -87,6 +92,53 @@ async def test_https_asks_for_one(service: ApiService, http_config: HttpConfig) 
         async with httpx.AsyncClient(verify=context_of(CLIENTS)) as stranger:
             with pytest.raises(httpx.TransportError):
                 await stranger.get(f"{url}/health")
+
+
+async def test_commands_show_the_certificate_of_the_environment(
+    service: ApiService, http_config: HttpConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = CLIENTS.issue_cert("client@example.org")
+    one_file, key, trusted = tmp_path / "client.pem", tmp_path / "client-key.pem", tmp_path / "trusted.pem"
+    made.private_key_and_cert_chain_pem.write_to_path(one_file)
+    made.private_key_pem.write_to_path(key)
+    SERVERS.cert_pem.write_to_path(trusted)
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    batch = tmp_path / "batch.jsonl"
+    body = {"model": "demo", "prompt": "hi", "max_tokens": 100}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    batch.write_text(json.dumps(line))
+    certificate = ServedCertificate(http_config)
+    app = server_config(create_app(service), http_config, certificate.ssl_context)
+
+    async def sent(port: int) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = []
+        options = BatchOptions(url=f"https://localhost:{port}")
+        await send_batch(read_requests(batch), lines.append, options, BatchProgress(1))
+        return lines
+
+    async with listening(app) as port:
+        with pytest.raises(BatchStopped):
+            await sent(port)
+        monkeypatch.setenv("FLOTILLA_CLIENT_CERTIFICATE", str(one_file))
+        assert [line["response"]["status_code"] for line in await sent(port)] == [200]
+        made.cert_chain_pems[0].write_to_path(one_file)
+        monkeypatch.setenv("FLOTILLA_CLIENT_KEY", str(key))
+        assert [line["response"]["status_code"] for line in await sent(port)] == [200]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"FLOTILLA_CLIENT_KEY": "key.pem"}, "is set without FLOTILLA_CLIENT_CERTIFICATE"),
+        ({"FLOTILLA_CLIENT_CERTIFICATE": "absent.pem"}, "absent.pem: cannot be used as a certificate"),
+    ],
+)
+def test_a_certificate_of_ones_own_that_cannot_be_used_ends_a_command(
+    names: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        client_context(names)
+    assert said in capsys.readouterr().err
 
 
 async def test_so_does_grpc(service: ApiService, http_config: HttpConfig, free_port: int) -> None:
