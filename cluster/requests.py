@@ -164,6 +164,8 @@ class Request:
     num_preemptions: int = 0
     # Whether it was preempted since its last token, and seconds that cost it, before its first and after.
     is_resuming: bool = False
+    # It gave way before it was read: what it seemed to share was perhaps not there.
+    shared_in_vain: bool = False
     preempted_s: tuple[float, float] = (0.0, 0.0)
     num_resubmitted: int = field(init=False)
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
@@ -247,6 +249,7 @@ class Request:
 
     def preempt(self, *, lost: bool = False) -> None:
         """Forget everything that lived in the target's KV; `lost` when the target has, for all alike."""
+        self.shared_in_vain |= self.state in PREFILL and not lost
         self.advance(Trigger.PREEMPTED)
         if not lost and self.begun_at is not None and self.last_served_at is not None:
             self.ran_s += max(0.0, self.last_served_at - self.begun_at)

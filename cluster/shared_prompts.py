@@ -24,6 +24,8 @@ def num_shared(request: Request, others: Iterable[Request]) -> int:
     submit = request.submit
     if submit.sampling.prompt_logprobs is not None and not request.output:
         return 0  # its prompt is read anew, or logits would be missing
+    if request.shared_in_vain:
+        return 0  # or it might begin and give way for ever
     most = 0
     for other in others:
         theirs = other.submit

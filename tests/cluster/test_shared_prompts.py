@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -17,10 +18,12 @@ from cluster.events import Event, RequestArrived
 from cluster.local import LocalEngine
 from cluster.requests import Request, State
 from cluster.shared_prompts import COMPLETE, num_shared
-from cluster.stream_messages import Submit, Tenant
+from cluster.stream_messages import Objective, Submit, Tenant
 from engine.prefix_cache import BLOCK_TOKENS
 from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import VOCAB, submit
 from tests.cluster.small_family import small_family
+from tests.cluster.test_core import World
 
 COMMON = [(31 * i) % 4000 + 4 for i in range(160)]
 NUM_SLOTS = 320
@@ -91,6 +94,29 @@ def test_without_sharing_all_of_a_prompt_is_counted() -> None:
     # Whoever has begun none of it yet is still counted for the little that it will take.
     here.append(request(3, COMMON, State.PREFILLING))
     assert Room.beside(here, 100, 8, shares_prompts=True).takes(newcomer)
+
+
+@pytest.mark.parametrize("rule", sorted(BATCHING_RULES))
+@pytest.mark.parametrize("seed", range(6))
+def test_all_are_served_where_less_is_shared_than_was_reckoned_with(seed: int, rule: str) -> None:
+    """As if what is shared were always gone when a prompt is begun: this world's target shares nothing."""
+    rng = random.Random(seed)
+    world = World(seed, "flotilla", num_slots=rng.choice([130, 170, 230]), batching=rule)
+    beginnings = [[rng.randrange(VOCAB) for _ in range(rng.choice([32, 64]))] for _ in range(2)]
+    for number in range(14):
+        ending = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
+        changes: dict[str, object] = {"prompt": [*rng.choice(beginnings), *ending]}
+        if rng.random() < 0.5:
+            changes["objective"] = Objective(tpot_ms=5.0, ttft_ms=100.0)
+        world.send(submit(number, rng, tenant=Tenant(rng.choice("ab")), **changes))
+        for _ in range(rng.randint(0, 12)):
+            if world.answers:
+                world.answer_one()
+    world.drain()
+    assert world.core.is_idle
+    assert not world.rejected
+    for request_id, request in world.submitted.items():
+        assert world.output[request_id] == world.expected(request)
 
 
 class Watched(LocalEngine):
