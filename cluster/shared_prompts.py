@@ -42,7 +42,7 @@ def num_shared(request: Request, others: Iterable[Request]) -> int:
 
 def _num_common(one: Sequence[int], other: Sequence[int], least: int) -> int:
     """Length of the longest common prefix if it is longer than `least`, else 0."""
-    if one[: least + 1] != other[: least + 1]:
+    if one[least] != other[least] or one[:least] != other[:least]:
         return 0
     low, high = least + 1, min(len(one), len(other))
     # Slices are compared at the speed of memory, so halving is faster than looking at each token.
