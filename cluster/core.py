@@ -282,7 +282,7 @@ class SchedulerCore:
         self.totals.committed_tokens += len(verdict.tokens)
         if verdict.num_forced:
             count(self.totals, verdict)
-        reason = "error" if verdict.error else request.finish_reason(self._longest)
+        reason = "error" if verdict.error or verdict.is_broken else request.finish_reason(self._longest)
         if reason is not None:
             self._finish(request, reason, now, event)
             return

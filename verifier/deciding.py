@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from verifier.launching import Launched
 from verifier.messages import Verdict
 from verifier.planning import Planned
 from verifier.proposing import Read
-from verifier.verdicts import verdict_of
+from verifier.verdicts import broken, verdict_of
 
 
 class Decided(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -59,6 +60,7 @@ def decided_of(planned: Sequence[Planned], launched: Launched) -> list[Decided]:
     decided: list[Decided] = []
     first = 0
     failures = launched.failures
+    has_nan = any(map(isnan, gaps))
     for p in planned:
         if p.tree is None:
             decided.append(Decided(None, list(range(p.num_context))))
@@ -70,6 +72,10 @@ def decided_of(planned: Sequence[Planned], launched: Launched) -> list[Decided]:
             first = end
             continue
         verdict, path = verdict_of(p, p.tree, tokens[first:end], gaps[first:end], launched.logits, first)
+        if has_nan and any(isnan(gaps[first + node]) for node in path):
+            decided.append(Decided(broken(p), list(range(p.num_context))))
+            first = end
+            continue
         last = first + path[-1] if path else first
         if p.num_context:
             path = [*range(p.num_context), *[p.num_context + node for node in path]]

@@ -121,6 +121,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         num_forced: tokens that the request's grammar added to the tree.
         num_forced_accepted: how many of those were accepted, after the drafted ones.
         error: why the request cannot go on: its grammar takes more work than the limits allow. Else empty.
+        is_broken: whether it cannot go on because the model gave no numbers for it, which is logged.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     num_forced: int = 0
     num_forced_accepted: int = 0
     error: str = ""
+    is_broken: bool = False
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

@@ -29,6 +29,19 @@ def failure_of(request_id: str, error: GrammarError) -> Verdict:
     return Verdict(request_id=request_id, tokens=[], error=str(error))
 
 
+def broken(planned: Planned) -> Verdict:
+    """The verdict of a request for which the model gave NaN: any token taken of that would be made up."""
+    state = planned.state
+    logger.error(
+        "request %s: the model's logits are NaN or infinite after %d tokens (the last one is %d): either its "
+        "weights are broken, or numbers overflow in its `dtype`",
+        state.request_id,
+        len(state.tokens),
+        state.tokens[-1],
+    )
+    return Verdict(request_id=state.request_id, tokens=[], is_broken=True)
+
+
 def verdict_of(
     planned: Planned,
     tree: TokenTree,
