@@ -70,15 +70,33 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (None,),
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
-    # What an answer must look like or is made of, to vLLM and SGLang: left out, it would be another's.
+    # What an answer must look like or is made of, or where it ends, to vLLM, SGLang and llama.cpp: left out,
+    # it would be another's.
     "regex": (None,),
     "ebnf": (None,),
+    "grammar": (None, ""),
+    "json_schema": (None,),
+    "stop_regex": (None, []),
+    "no_stop_trim": (None, False),
+    "custom_logit_processor": (None,),
     "lora_path": (None,),
+    "input_ids": (None,),
     "prompt_embeds": (None,),
+    # SGLang's clients send them at its defaults, by which thoughts are told apart, and as they come.
+    "separate_reasoning": (None, True),
+    "stream_reasoning": (None, True),
 }
 
 #: The same by the names of this server.
-_CALLED_HERE = {"regex": "guided_regex", "ebnf": "guided_grammar"}
+_CALLED_HERE = {
+    "regex": "guided_regex",
+    "ebnf": "guided_grammar",
+    "grammar": "guided_grammar",
+    "json_schema": "guided_json",
+    "no_stop_trim": "include_stop_str_in_output",
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
 
 
 class SloFields(RequestModel):
@@ -161,6 +179,7 @@ class CommonFields(RequestModel):
     )
     metadata: dict[str, str] | None = Field(None, description="Accepted and not used.")
     safety_identifier: str | None = Field(None, description="Accepted and not used.")
+    session_id: str | None = Field(None, description="Accepted and not used.")
     prompt_cache_key: str | None = Field(
         None, description="Accepted and not used: prefixes are shared anyway."
     )

@@ -312,13 +312,18 @@ async def test_the_tokenizers_own_tokens_are_optional(http: httpx.AsyncClient, c
     assert text_of(cell.submissions[1]) == "<|bos|>hello"
 
 
-@pytest.mark.api("completions", "user", "metadata", "safety_identifier", "prompt_cache_key", "store")
-@pytest.mark.api("chat.completions", "user", "metadata", "safety_identifier", "prompt_cache_key", "store")
+@pytest.mark.api(
+    "completions", "user", "metadata", "safety_identifier", "session_id", "prompt_cache_key", "store"
+)
+@pytest.mark.api(
+    "chat.completions", "user", "metadata", "safety_identifier", "session_id", "prompt_cache_key", "store"
+)
 async def test_fields_that_are_not_used_change_nothing(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     fields: dict[str, Any] = {
         "user": "u",
         "metadata": {"a": "b"},
         "safety_identifier": "s",
+        "session_id": "i",
         "prompt_cache_key": "k",
     }
     fields["store"] = True
@@ -346,8 +351,15 @@ async def test_fields_without_use_are_neutral_or_refused(http: httpx.AsyncClient
         error = response.json()["error"]
         assert response.status_code == 400
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
-        told = {"regex": "send `guided_regex`", "ebnf": "send `guided_grammar`"}.get(name, "leave it out")
+        told = f"send `{CALLED_HERE[name]}`" if name in CALLED_HERE else "leave it out"
         assert error["message"].endswith(f"; {told}.")
+
+
+CALLED_HERE = {
+    "regex": "guided_regex", "ebnf": "guided_grammar", "grammar": "guided_grammar",
+    "json_schema": "guided_json", "no_stop_trim": "include_stop_str_in_output", "functions": "tools",
+    "function_call": "tool_choice",
+}  # fmt: skip
 
 
 @pytest.mark.api("chat.completions", "top_logprobs", "logprobs")

@@ -364,12 +364,12 @@ async def test_fields_of_sampling_and_service_reach_the_cell(
 @pytest.mark.api(
     "messages", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "truncation_side",
     "chat_template_kwargs", "request_id", "user", "safety_identifier", "prompt_cache_key", "store",
-    "cache_control", "context_management", "diagnostics", "speed",
+    "cache_control", "context_management", "diagnostics", "speed", "session_id",
 )  # fmt: skip
 async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     body = BODY | {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "store": False}
     body |= {"cache_control": {"type": "ephemeral"}, "context_management": {"edits": []}}
-    body |= {"diagnostics": {"previous_message_id": "msg_1"}, "speed": "standard"}
+    body |= {"diagnostics": {"previous_message_id": "msg_1"}, "speed": "standard", "session_id": "i"}
     response = await http.post(PATH, json=body | {"request_id": "r-1"})
     assert response.headers["x-request-id"] == "r-1"
     await http.post(PATH, json=body | {"bad_words": ["dog"], "truncate_prompt_tokens": 2})

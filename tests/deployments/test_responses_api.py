@@ -277,10 +277,16 @@ async def test_fields_of_sampling_and_service_reach_the_cell(
 
 @pytest.mark.api(
     "responses", "stop", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "truncation_side",
-    "chat_template_kwargs", "request_id", "user", "safety_identifier", "prompt_cache_key",
+    "chat_template_kwargs", "request_id", "user", "safety_identifier", "prompt_cache_key", "session_id",
 )  # fmt: skip
 async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> None:
-    body = {"input": "hello", "user": "u", "safety_identifier": "s", "prompt_cache_key": "k"}
+    body = {
+        "input": "hello",
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "session_id": "",
+    }
     response = await http.post(PATH, json=body | {"stop": " answers", "request_id": "r-1"})
     assert response.headers["x-request-id"] == "r-1"
     text = response.json()["output"][0]["content"][0]["text"]
