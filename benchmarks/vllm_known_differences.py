@@ -206,7 +206,7 @@ KNOWN = (
     ),
     Known(
         "`/health` says so in JSON, and `/version` its own version",
-        ("health", "version"),
+        ("health", "ping", "ping by POST", "version"),
         ("", "version"),
         ("type", "value"),
     ),
@@ -229,7 +229,7 @@ KNOWN = (
     ),
     Known(
         "`/ping`, `/load` and the renderer are vLLM's own",
-        ("ping", "ping by POST", "load", "render *"),
+        ("ping", "ping by POST", "load", "render *"),  # `/ping` until it was answered here
         ("",),
         _STATUS,
     ),

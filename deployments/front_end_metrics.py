@@ -16,7 +16,7 @@ from deployments.refusals import code_of, log_refusal
 from deployments.request_context import RequestContext
 
 _NO_ROUTE = "unknown"
-_PROBE = "/ready"
+_PROBES = ("/ready", "/ping")
 #: Counted from zero on: of what comes before a series was first scraped, no rate and no increase tells. When
 #: a cell is lost for good, all that a front end was answering fails at once.
 _GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
@@ -150,7 +150,9 @@ class RequestObserver:
     def _refused(self, error: ApiError, scope: Scope) -> None:
         route = _route(scope)
         self._count(code_of(error))
-        if route != _PROBE or error.status != 503:  # a probe that finds it loading is answered as it asked
+        if (
+            route not in _PROBES or error.status != 503
+        ):  # a probe that finds it loading is answered as it asked
             log_refusal(error, status=error.status, route=route)
 
     def _count(self, code: str) -> None:

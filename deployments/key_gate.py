@@ -14,7 +14,7 @@ from deployments.refusals import error_response
 from deployments.sampling_mapping import CellInfo
 
 #: Open to everybody who can connect: they tell nothing but whether the server works, or are but a page.
-OPEN_PATHS = frozenset(("/health", "/ready", "/console", "/console/"))
+OPEN_PATHS = frozenset(("/health", "/ready", "/ping", "/console", "/console/"))
 _PAGE_FILES = (".html", ".js", ".css", ".svg", ".png", ".ico", ".woff2")
 
 #: Whose answers a request that is sent again with its key attaches to.

@@ -237,7 +237,10 @@ def create_app(
         """Whether this process is alive."""
         return _json({"status": "ok"})
 
+    # By the other name SageMaker's and RunPod's balancers ask, whom vLLM and SGLang answer, too.
     @app.get("/ready")
+    @app.get("/ping")
+    @app.post("/ping")
     async def ready() -> Response:
         """Whether requests would be served now."""
         info = await service.ready()

@@ -20,7 +20,7 @@ FASTEST = 14.4
 LEAST_TARGET = 0.94
 #: Routes and calls that generate, and codes of calls that failed here: a client may set its own deadline.
 _GENERATING = "/v1/(chat/)?completions|/v1/responses|/v1/messages"
-_OPEN = "/health|/ready|/console.*"
+_OPEN = "/health|/ready|/ping|/console.*"
 _GENERATING_CALLS = "Generate|GenerateStream"
 _FAILED_CALLS = "INTERNAL|UNAVAILABLE|UNKNOWN|DATA_LOSS"
 

@@ -262,6 +262,7 @@ async def test_service_routes(http: httpx.AsyncClient, cell: CellStandIn) -> Non
     assert (await http.get("/v1/models/other")).status_code == 404
     assert (await http.get("/health")).status_code == 200
     assert (await http.get("/ready")).status_code == 200
+    assert [(await http.request(method, "/ping")).status_code for method in ("GET", "POST")] == [200, 200]
     assert "flotilla_requests_total 1" in (await http.get("/metrics")).text
     assert (await http.get("/version")).json()["version"]
     assert "tpot_ms" in (await http.get("/openapi.json")).text
@@ -269,6 +270,7 @@ async def test_service_routes(http: httpx.AsyncClient, cell: CellStandIn) -> Non
     response = await http.get("/ready")
     assert response.status_code == 503
     assert response.headers["retry-after"]
+    assert (await http.get("/ping")).status_code == 503
     assert (await http.get("/health")).status_code == 200
 
 

@@ -105,8 +105,9 @@ async def test_every_route_but_the_named_ones_needs_a_key(app: FastAPI, http: ht
         answer = await http.request(method, path)
         if answer.status_code != 401:
             is_open.add(path)
-    assert {"/health", "/ready"} <= is_open
-    assert all(path in ("/health", "/ready") or path.startswith("/console") for path in is_open), is_open
+    probes = {"/health", "/ready", "/ping"}
+    assert probes <= is_open
+    assert all(path in probes or path.startswith("/console") for path in is_open), is_open
     assert "/console/state" not in is_open
     assert (await http.get("/nowhere")).status_code == 401
 

@@ -145,7 +145,8 @@ async def test_probes_of_what_is_not_ready_fill_no_log(
     http: httpx.AsyncClient, cell: CellStandIn, log_file: Path
 ) -> None:
     cell.ready = False
-    assert (await http.get("/ready")).status_code == 503
+    for path in ("/ready", "/ping"):
+        assert (await http.get(path)).status_code == 503
     assert log_file.read_text() == ""
 
 

@@ -280,18 +280,12 @@ async def test_fields_of_sampling_and_service_reach_the_cell(
     "chat_template_kwargs", "request_id", "user", "safety_identifier", "prompt_cache_key", "session_id",
 )  # fmt: skip
 async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> None:
-    body = {
-        "input": "hello",
-        "user": "u",
-        "safety_identifier": "s",
-        "prompt_cache_key": "k",
-        "session_id": "",
-    }
+    body = {"input": "hello", "user": "u", "safety_identifier": "s", "prompt_cache_key": "k"}
     response = await http.post(PATH, json=body | {"stop": " answers", "request_id": "r-1"})
     assert response.headers["x-request-id"] == "r-1"
     text = response.json()["output"][0]["content"][0]["text"]
     assert text == ANSWER.partition(" answers")[0]
-    fields = {"bad_words": ["dog"], "truncate_prompt_tokens": 2, "truncation_side": "right"}
+    fields = {"bad_words": ["dog"], "truncate_prompt_tokens": 2, "truncation_side": "right", "session_id": ""}
     await http.post(PATH, json=body | fields)
     assert cell.submissions[-1].sampling.bad_words
     assert prompt_of(cell) == "<|bos|><|user|>"
