@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from codecs import BOM_UTF8
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -87,7 +88,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (None, True),
 }
 
-#: The same by the names of this server.
+#: The same by the names of this server, at the endpoints that have them.
 _CALLED_HERE = {
     "regex": "guided_regex",
     "ebnf": "guided_grammar",
@@ -266,13 +267,11 @@ class ChatRequest(GenerationRequest):
         None, description="Whether what the model thinks is told, where that is known (`reasoning_content`)."
     )
 
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """Variables of the chat template; how to reason under the names that vLLM gives them."""
-        said = {}
-        if (effort := self.reasoning_effort) is not None:
-            said = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        return said | (self.chat_template_kwargs or {})
+
+def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Variables of the chat template: `given` ones, and how to reason under the names of vLLM's."""
+    said = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return said | dict(given or {})
 
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
@@ -343,7 +342,8 @@ def validated(data: dict[str, Any], request_type: type[RequestType]) -> RequestT
         value = data.pop(name)
         # `1 == True` in Python: compare types as well, so that `best_of: true` is refused.
         if not any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]):
-            instead = f"send `{_CALLED_HERE[name]}`" if name in _CALLED_HERE else "leave it out"
+            called = _CALLED_HERE.get(name)
+            instead = f"send `{called}`" if called in request_type.model_fields else "leave it out"
             raise ApiError(
                 400,
                 f"`{name}` is not supported here; {instead}.",

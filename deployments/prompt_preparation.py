@@ -11,7 +11,12 @@ from typing import TypeVar
 from deployments import sampling_mapping as mapping
 from deployments.chat_messages import ChatMessage, for_template
 from deployments.errors import bad_request
-from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    template_variables,
+)
 from deployments.sampling_mapping import CellInfo
 from deployments.text_codec import TextCodec
 from deployments.tools import ToolUse
@@ -59,7 +64,7 @@ async def prompts_of(
             continue_final_message=bool(request.continue_final_message),
             add_special_tokens=bool(request.add_special_tokens),
             documents=request.documents,
-            variables=request.template_variables,
+            variables=template_variables(request.reasoning_effort, request.chat_template_kwargs),
         )
         last = request.messages[-1]
         echo = last.content if request.echo and last.role == "assistant" else ""

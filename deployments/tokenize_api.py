@@ -17,7 +17,7 @@ from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import bad_request
 from deployments.key_gate import seen_by
 from deployments.messages_routes import ReadBody
-from deployments.openai_schema import NEUTRAL_VALUES, validated
+from deployments.openai_schema import NEUTRAL_VALUES, template_variables, validated
 from deployments.openapi import body_schema
 from deployments.prompt_preparation import (
     INLINE_BYTES,
@@ -46,6 +46,7 @@ class TokenizeRequest(RequestModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, max_length=64, description="As of a chat.")
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
 
@@ -57,7 +58,13 @@ class DetokenizeRequest(RequestModel):
 
 
 #: Fields of `/tokenize` that only a conversation has.
-_CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+_CHAT_FIELDS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "tools",
+)
 
 
 def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> None:
@@ -128,7 +135,7 @@ async def _tokens(service: ApiService, asked: TokenizeRequest) -> list[int]:
         add_generation_prompt=opens_turn(asked.add_generation_prompt, continues=asked.continue_final_message),
         continue_final_message=bool(asked.continue_final_message),
         add_special_tokens=bool(asked.add_special_tokens),
-        variables=asked.chat_template_kwargs,
+        variables=template_variables(asked.reasoning_effort, asked.chat_template_kwargs),
     )
 
 

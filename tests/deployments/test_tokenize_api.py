@@ -51,11 +51,13 @@ async def test_there_and_back(http: httpx.AsyncClient, cell: CellStandIn) -> Non
         {"chat_template_kwargs": {"bos_token": "!"}},
         {"add_special_tokens": True},
         {"tools": TOOLS},
+        {"reasoning_effort": "low"},
     ],
 )
 @pytest.mark.api(
     "tokenize",
     "messages",
+    "reasoning_effort",
     "add_generation_prompt",
     "continue_final_message",
     "chat_template_kwargs",
@@ -79,6 +81,7 @@ async def test_a_conversation_is_tokenized_as_it_is_answered(
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"prompt": "a", "tools": TOOLS}, "tools"),
+        ("/tokenize", {"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages.0.content"),
         ("/tokenize", {"prompt": "a", "model": "gpt-9"}, "model"),
