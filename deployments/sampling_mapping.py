@@ -77,7 +77,11 @@ class CellInfo:
         return replace(self, adapters=adapters, serves_target=self.model in names)
 
     def adapter_of(self, model: str | None) -> str:
-        """The adapter that a request for a model is answered with, empty for none; raises 404 without one."""
+        """The adapter that a request for a model is answered with, empty for none; raises 404 without one.
+
+        An empty name is none, as to vLLM: clients send it where nothing is set.
+        """
+        model = model or None
         if self.serves_target and (model is None or model == self.model):
             return ""
         if model is None or model not in self.adapters:

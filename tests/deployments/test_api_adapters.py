@@ -40,7 +40,7 @@ async def adapted(http: httpx.AsyncClient, cell: CellStandIn) -> httpx.AsyncClie
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("model", ["terse", "team/sql", "demo", None])
+@pytest.mark.parametrize("model", ["terse", "team/sql", "demo", None, ""])
 @pytest.mark.api("completions", "model")
 @pytest.mark.api("chat.completions", "model")
 async def test_a_model_is_answered_with_its_adapter(
@@ -50,7 +50,7 @@ async def test_a_model_is_answered_with_its_adapter(
     answer = await adapted.post(path, json=BODIES[path] | named)
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == (model or "demo")
-    assert cell.submissions[-1].adapter == ("" if model in ("demo", None) else model)
+    assert cell.submissions[-1].adapter == ("" if model in ("demo", None, "") else model)
     streamed = await adapted.post(path, json=BODIES[path] | named | {"stream": True})
     assert f'"model":"{model or "demo"}"' in streamed.text.replace(" ", "")
     assert cell.submissions[-1].adapter == cell.submissions[-2].adapter
