@@ -24,6 +24,7 @@ from cluster.pool_config import PoolConfig
 from cluster.scaling_config import ScalingConfig
 from cluster.security_config import SecurityConfig
 from cluster.strict_yaml import load_yaml
+from cluster.template_config import TemplateVariables
 from cluster.tier_config import Tiers
 
 
@@ -92,6 +93,11 @@ class TargetConfig(DeviceConfig):
         default="auto",
         description="How the model [marks](models.md#thoughts) what it thinks before it answers; `auto`: as "
         "its chat template shows; `none` leaves it in the text.",
+    )
+    chat_template_kwargs: TemplateVariables = Field(
+        default={},
+        description="Variables of the chat template, such as `{enable_thinking: false}`; those of a request "
+        "count before.",
     )
     trust_remote_code: bool = Field(
         default=False,

@@ -144,7 +144,11 @@ class FrontEnd(GrpcReplica):
         self._config = FlotillaConfig.model_validate(config)
         self._cell = cell
         target = self._config.target
-        self._codec = TextCodec.load(model_directory(target.path), trust_remote_code=target.trust_remote_code)
+        self._codec = TextCodec.load(
+            model_directory(target.path),
+            trust_remote_code=target.trust_remote_code,
+            variables=target.chat_template_kwargs,
+        )
         self._sampling = OPENAI_SAMPLING
         if target.sampling_defaults == "model":
             self._sampling = SamplingDefaults.of_model(model_directory(target.path))

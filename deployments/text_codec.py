@@ -9,20 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cluster.template_config import no_variables
 from deployments.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from deployments.errors import bad_request
 from deployments.tokenizer_loading import load_tokenizer
 from deployments.told_conversations import ways_to_tell
 from engine.end_tokens import end_tokens_of_model
-
-#: What `apply_chat_template` takes for itself, and so cannot be a variable of a template.
-_TEMPLATE_ARGUMENTS = frozenset(
-    (
-        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
-        "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
-        "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "self", "tokenizer_kwargs",
-    )
-)  # fmt: skip
 
 # Texts that no template writes by itself.
 _PROBE = {"role": "user", "content": "qwhnzx"}
@@ -50,12 +42,23 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 class TextCodec:
     """Encodes prompts, renders chats, decodes outputs.
 
+    Args:
+        tokenizer: as Transformers has it.
+        eos_ids: tokens that end an answer, besides the tokenizer's own.
+        variables: of the chat template, where a request names no others.
+
     Attributes:
         eos_ids: tokens that end an answer, of the tokenizer and of the model (`engine.end_tokens`).
     """
 
-    def __init__(self, tokenizer: Any, eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_ids: frozenset[int] = frozenset(),
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._variables = dict(variables or {})
         own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self.eos_ids = eos_ids | frozenset(own)
         self._special = _special_ids(tokenizer)
@@ -63,10 +66,22 @@ class TextCodec:
         self._bytes = _token_bytes(tokenizer)
 
     @classmethod
-    def load(cls, directory: Path, *, trust_remote_code: bool = False) -> TextCodec:
-        """The tokenizer in a Hugging Face directory; code that comes with it runs only if it is trusted."""
+    def load(
+        cls,
+        directory: Path,
+        *,
+        trust_remote_code: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TextCodec:
+        """The tokenizer in a Hugging Face directory; code that comes with it runs only if it is trusted.
+
+        Args:
+            directory: of the model.
+            trust_remote_code: whether such code is.
+            variables: of the chat template, where a request names no others.
+        """
         tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
-        return cls(tokenizer, frozenset(end_tokens_of_model(directory)))
+        return cls(tokenizer, frozenset(end_tokens_of_model(directory)), variables)
 
     def tokenizer_json(self) -> str | None:
         """The tokenizer in the format of `tokenizer.json`; None if it has no such form."""
@@ -109,18 +124,16 @@ class TextCodec:
             continue_final_message: whether the last message is left open, to be gone on with.
             add_special_tokens: whether the tokenizer adds its own besides those the template writes.
             documents: to answer from, for a template that shows them.
-            variables: of the template, besides.
+            variables: of the template, before those that hold where a request names none.
 
         Raises:
             ApiError: (400) if there is no template, or it cannot render this.
         """
         if not self._tokenizer.chat_template:
             raise bad_request("This model has no chat template; use /v1/completions.", "messages")
-        taken = sorted(_TEMPLATE_ARGUMENTS & set(variables or ()))
-        if taken:
+        if taken := no_variables(variables or ()):
             raise bad_request(
-                f"`chat_template_kwargs` may not set {', '.join(taken)}: other fields of the request or the "
-                "server do.",
+                f"`chat_template_kwargs` may not set {taken}: other fields of the request or the server do.",
                 "chat_template_kwargs",
             )
         if documents and re.search(r"\bdocuments\b", self.template) is None:
@@ -137,7 +150,7 @@ class TextCodec:
                     documents=documents,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
-                    **(variables or {}),
+                    **(self._variables | dict(variables or {})),
                 )
                 break
             except Exception as error:  # templates are programs: on odd messages they fail in any way

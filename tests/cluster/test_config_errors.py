@@ -23,6 +23,10 @@ def told(text: str) -> list[str]:
     ("text", "lines"),
     [
         (
+            "target: {path: x, chat_template_kwargs: {tokenize: true, enable_thinking: false}}",
+            ["target.chat_template_kwargs: may not set tokenize: requests or the server do"],
+        ),
+        (
             "target: {path: x, max_len: 3}",
             ["target.max_len: there is no such field; did you mean `max_model_len`?"],
         ),
