@@ -12,6 +12,8 @@ from verifier.messages import VerifyResult
 
 # What a call counts for is multiplied by this with every later one: prompts come in bursts.
 REMEMBERED = 0.99
+# A profile may say that an iteration takes nothing beside its forward; tenfold of nothing would stay nothing.
+LEAST_BESIDE_S = 1e-4
 
 
 @dataclass(slots=True)
@@ -62,4 +64,5 @@ class Pace:
 
     def iterated(self, beside_s: float) -> None:
         """An iteration took so long besides its forward; a hiccup of the machine counts tenfold at most."""
-        self.beside_s.follow(min(max(0.0, beside_s), 10 * self.beside_s.value))
+        most_s = 10 * max(LEAST_BESIDE_S, self.beside_s.value)
+        self.beside_s.follow(min(max(0.0, beside_s), most_s))
