@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks.cli_common import JsonFile, to_draw, to_write
 from cluster.config_errors import wrong_fields
 from deployments.command_failure import fail
+from engine.own_classes import OwnClassError
 from simulator.fleet import report, scenario
 from simulator.fleet.run import FleetResult, check, run_detailed, run_large
 from simulator.fleet.scenario import Scenario
@@ -74,17 +75,10 @@ def fleet(
         check(runs[0])
     except (ValueError, OSError) as error:
         fail(str(error))
-    began = perf_counter()
-    if detailed:
-        with console.status("cells with the scheduler that serves"):
-            results = [run_detailed(one, processes) for one in runs]
-    else:
-        with console.status("measuring a cell"):
-            surface = measure(runs[0], processes)
-        measured_s = perf_counter() - began
-        console.print(f"measured a cell in {measured_s:.0f} s")
-        with console.status("fleet"):
-            results = run_all(runs, surface, processes)
+    try:
+        results = _serve(runs, processes, console, detailed=detailed)
+    except OwnClassError as error:
+        fail(str(error))
     Console().print(report.table(results))
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
@@ -92,6 +86,19 @@ def fleet(
         markdown.write_text(report.markdown(runs[0], results, plot))
     if plot is not None:
         report.draw(results[0], plot)
+
+
+def _serve(runs: list[Scenario], processes: int, console: Console, *, detailed: bool) -> list[FleetResult]:
+    """What came of every run, in either form."""
+    if detailed:
+        with console.status("cells with the scheduler that serves"):
+            return [run_detailed(one, processes) for one in runs]
+    began = perf_counter()
+    with console.status("measuring a cell"):
+        surface = measure(runs[0], processes)
+    console.print(f"measured a cell in {perf_counter() - began:.0f} s")
+    with console.status("fleet"):
+        return run_all(runs, surface, processes)
 
 
 def run_all(runs: list[Scenario], surface: Surface, processes: int) -> list[FleetResult]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.own_classes import OwnClassError
 from simulator.fleet.arrivals import Arrivals, Requests
 from simulator.fleet.cells import Ended, Group, Taken, Told
 from simulator.fleet.reports import NAMES
@@ -152,7 +153,11 @@ class DetailedCells:
             return [getattr(self._group, name)(*arguments) for name, arguments in calls]
         for pipe, call in zip(self._pipes, calls, strict=True):
             pipe.send(call)
-        return [pipe.recv() for pipe in self._pipes]
+        answers = [pipe.recv() for pipe in self._pipes]
+        for answer in answers:
+            if isinstance(answer, OwnClassError):
+                raise answer
+        return answers
 
 
 def _serve(pipe: Connection, profile: HardwareProfile, system: System, seed: int) -> None:
@@ -163,4 +168,8 @@ def _serve(pipe: Connection, profile: HardwareProfile, system: System, seed: int
             name, arguments = pipe.recv()
         except EOFError:
             return
-        pipe.send(getattr(group, name)(*arguments))
+        try:
+            answer = getattr(group, name)(*arguments)
+        except OwnClassError as error:  # a policy of the user's: who asked is told, and ends
+            answer = error
+        pipe.send(answer)

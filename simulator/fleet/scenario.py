@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from cluster.config_errors import wrong_fields
 from cluster.placement_config import StrictModel
@@ -18,7 +18,13 @@ RouterName = Literal["flotilla", "round-robin", "two-choices"]
 ScalingName = Literal["flotilla", "ongoing", "fixed"]
 
 
-class Burst(StrictModel):
+class _Finite(StrictModel):
+    """All of it can be simulated: no number is infinite, as YAML's `.inf` is, or none."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Burst(_Finite):
     """A time in which more requests come."""
 
     start_s: float = Field(ge=0, description="When it begins.")
@@ -26,7 +32,7 @@ class Burst(StrictModel):
     factor: float = Field(gt=0, description="By what the rate is multiplied.")
 
 
-class ArrivalConfig(StrictModel):
+class ArrivalConfig(_Finite):
     """How often requests come."""
 
     rate: float = Field(
@@ -53,13 +59,13 @@ class ArrivalConfig(StrictModel):
     )
     trace_bin_s: float = Field(default=30.0, gt=0, description="Of the trace's own time.")
     mix: dict[str, float] | None = Field(default=None, description="Shares of the built-in classes.")
-    ttft_ms: dict[str, float] = Field(
+    ttft_ms: dict[str, PositiveFloat] = Field(
         default={"code": 1000.0, "chat": 1000.0, "summary": 2000.0},
         description="Objectives for the first token by class; those for the time per token are AdaServe's.",
     )
 
 
-class Scenario(StrictModel):
+class Scenario(_Finite):
     """A fleet and what is asked of it; times in seconds of simulated time."""
 
     name: str = Field(description="Of the report.")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -265,10 +266,12 @@ def test_the_command_reports_and_says_what_is_wrong(tmp_path: Path, monkeypatch:
         ({"system": "nobody"}, "unknown policy 'nobody'"),
         ({"arrivals": {**arrivals, "mix": {"poems": 1.0}}}, "no class ['poems']"),
         ({"arrivals": {**arrivals, "mix": {"code": 0.0}}}, "one is above 0"),
+        ({"arrivals": {**arrivals, "ttft_ms": {"code": -1.0}}}, "arrivals.ttft_ms.code: must be greater"),
+        ({"arrivals": {**arrivals, "rate": float("inf")}}, "arrivals.rate: must be a finite number"),
         ({"arrivals": {**arrivals, "trace": str(tmp_path / "no.csv")}}, "no.csv"),
     ):
         other = tmp_path / "other.yaml"
-        other.write_text(json.dumps(json.loads(SMALL.model_dump_json()) | changed))
+        other.write_text(yaml.safe_dump(json.loads(SMALL.model_dump_json()) | changed))
         told = CliRunner().invoke(app, [str(other), "--processes", "1"])
         assert (told.exit_code, wrong in told.output) == (2, True), told.output
     for wrong, field in ((["--router", "nearest"], "router: "), (["--scaling", "fixed=many"], "initial: ")):
