@@ -29,12 +29,23 @@ class Limit:
     value: float
     relative: bool = False
 
-    def resolve(self, baseline_ms: float | None) -> float:
-        """The limit in milliseconds."""
+    def resolve(self, metric: str, baseline_ms: float | None) -> float:
+        """The limit in milliseconds.
+
+        Args:
+            metric: of which it is one, for the error.
+            baseline_ms: what a relative one is a multiple of.
+
+        Raises:
+            ValueError: for a relative one without a baseline.
+        """
         if not self.relative:
             return self.value
         if baseline_ms is None:
-            raise ValueError(f"the objective {self.value:g}x needs a measured baseline")
+            raise ValueError(
+                f"the objective {metric}={self.value:g}x is a multiple of a baseline, and there is none of "
+                f"{metric} here: give it in milliseconds"
+            )
         return self.value * baseline_ms
 
 
@@ -55,9 +66,9 @@ class SloSpec:
         """Absolute objectives, given the latencies measured without speculation at concurrency 1."""
         base = baseline or Slo()
         return Slo(
-            ttft_ms=None if self.ttft is None else self.ttft.resolve(base.ttft_ms),
-            tpot_ms=None if self.tpot is None else self.tpot.resolve(base.tpot_ms),
-            e2e_ms=None if self.e2e is None else self.e2e.resolve(base.e2e_ms),
+            ttft_ms=None if self.ttft is None else self.ttft.resolve("ttft", base.ttft_ms),
+            tpot_ms=None if self.tpot is None else self.tpot.resolve("tpot", base.tpot_ms),
+            e2e_ms=None if self.e2e is None else self.e2e.resolve("e2e", base.e2e_ms),
         )
 
 

@@ -66,10 +66,13 @@ class Guard:
         what: it is: a policy or a selector.
         own: the class, or what it made: its file is where an error is looked for.
         instead: what is done where it fails, for the log; if None, its errors are raised.
+
+    Attributes:
+        instead: as above.
     """
 
     def __init__(self, name: str, what: str, own: object, instead: str | None = None) -> None:
-        self._who, self._own, self._instead = f"the {what} `{name}`", own, instead
+        self._who, self._own, self.instead = f"the {what} `{name}`", own, instead
         self._num_failed = 0
 
     def during(self, part: str) -> AbstractContextManager[None, bool]:
@@ -86,11 +89,11 @@ class Guard:
             told = f"{self._who}: {error}"
         else:
             told = f"{self._who} failed in {part}{self._place(error)}: {type(error).__name__}: {error}"
-        if self._instead is None:
+        if self.instead is None:
             raise OwnClassError(told) from error
         self._num_failed += 1
         if self._num_failed & (self._num_failed - 1) == 0:  # the first, and ever more seldom
-            _log.error("%s; %s (errors so far: %d)", told, self._instead, self._num_failed)
+            _log.error("%s; %s (errors so far: %d)", told, self.instead, self._num_failed)
 
     def _place(self, error: Exception) -> str:
         """The last line of the user's file that led to it; empty if none did, as with a missing argument."""

@@ -54,6 +54,10 @@ class CheckedSelector:
             self._beginning: BeginsAnew = selector
             self.begin_anew = self._begin_anew
 
+    def must_not_fail(self) -> None:
+        """From now on its errors are raised, so that nobody takes what follows for a measurement."""
+        self._guard.instead = None
+
     def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
         """As the selector's."""
         with self._guard.during("`begin`"):

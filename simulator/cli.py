@@ -20,9 +20,10 @@ from benchmarks.tables import make_console
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
 from engine.own_classes import OwnClassError
+from selector.registry import SELECTORS
 from simulator import hardware, oracle, report, systems, workloads
 from simulator.background import in_background
-from simulator.metrics import RunResult
+from simulator.metrics import ALL, BACKGROUND, RunResult
 from simulator.recorded import RecordedAcceptance
 from simulator.run import Options, simulate
 from simulator.sweep import Job, run_jobs
@@ -104,6 +105,13 @@ def run(
             "the profile's model of acceptance has it."
         ),
     ] = None,
+    selector: Annotated[
+        str,
+        typer.Option(
+            help="Which drafter serves which request, where the profile has several: "
+            f"{', '.join(SELECTORS)}, or the import path of your own."
+        ),
+    ] = "flotilla",
     async_scheduling: Annotated[
         bool,
         typer.Option(
@@ -111,7 +119,7 @@ def run(
             help="Plain steps are sent ahead, as cells do and the papers' systems do not.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of requests, texts and drafts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of requests, texts and drafts.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, where there are several systems.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     show: Annotated[bool, typer.Option("--list", help="List the profiles and end.")] = False,
@@ -135,6 +143,7 @@ def run(
             prefill_chunk=prefill_chunk,
             max_depth=max_depth,
             max_width=max_width,
+            selector=selector,
             async_scheduling=async_scheduling,
         )
         if at_once is not None:
@@ -156,6 +165,7 @@ def run(
         built_in = workloads.MIX if workload is None and lengths is None else ()
         workloads.check_classes(slos, [*built_in, *(shape.kind for shape in shapes)])
         kinds = {shape.kind for shape in shapes}
+        _check_names(kinds, has_background=background > 0)
         if said is not None:
             said.check(chosen.drafters, kinds, max_width)
         else:
@@ -204,6 +214,13 @@ def run(
         except OwnClassError as error:
             fail(str(error))
     _show(results, chosen, requests, perf_counter() - started, is_json=json)
+
+
+def _check_names(kinds: set[str], *, has_background: bool) -> None:
+    """See that no class is called as a sum of several is, whose row it would take."""
+    taken = {*([ALL] if len(kinds) > 1 else []), *([BACKGROUND] if has_background else [])}
+    for name in sorted(kinds & taken):
+        raise ValueError(f"the results have a row `{name}` of their own: give that class another name")
 
 
 def _advance(bar: Progress, task: TaskID, now: float, num_ended: int) -> None:

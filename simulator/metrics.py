@@ -23,6 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         attained: whether all its objectives were met; AdaServe's criterion where it has only `tpot_ms`.
         num_output: tokens it got.
         ended_s: when it ended.
+        is_cut: whether it got fewer than it was to: the context was full before.
         num_steps, num_verified, num_accepted: as in its receipt.
         ttft_ms, tpot_ms, e2e_ms: its latencies.
     """
@@ -30,6 +31,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     attained: bool
     num_output: int = 0
+    is_cut: bool = False
     ended_s: float | None = None
     num_steps: int = 0
     num_verified: int = 0
@@ -50,6 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             and _within(receipt.ttft_ms, request.objective.ttft_ms)
             and _within(receipt.e2e_ms, request.objective.e2e_ms),
             num_output=receipt.num_output_tokens,
+            is_cut=receipt.num_output_tokens < request.num_output,
             ended_s=at,
             num_steps=receipt.num_steps,
             num_verified=receipt.num_verified,
@@ -166,8 +169,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         classes: by class of request, and under `all`; under `background` those of the background that ended,
             which are in no other.
         steps: where the time went.
-        num_preemptions, num_rejected, num_unfinished: counts. Who was refused, as for a prompt that is too
-            long for the cell, or is not served by the end counts as missed, also without objectives.
+        num_preemptions, num_rejected, num_unfinished, num_cut: counts. An answer that does not fit into the
+            context behind its prompt is cut off, and counts with the tokens that it has. Who was refused, as
+            for a prompt that is too long for the cell, or is not served by the end counts as missed, also
+            without objectives.
     """
 
     system: str
@@ -177,6 +182,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     num_rejected: int = 0
     num_unfinished: int = 0
+    num_cut: int = 0
 
     @property
     def all(self) -> Summary:
@@ -208,6 +214,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             num_preemptions=totals.preemptions,
             num_rejected=num_rejected,
             num_unfinished=len(outcomes) - len(ended) - num_rejected,
+            num_cut=sum(outcome.is_cut for outcome in outcomes),
         )
 
 

@@ -40,7 +40,7 @@ def of_steps(results: Sequence[RunResult]) -> Table:
     """One row per system: where the time of a decode iteration goes."""
     table = Table(title="A decode iteration (times in ms)")
     table.add_column("system", overflow="fold")
-    for name in ("ms", "draft", "verify", "other", "tok/s", "preempted", "refused", "unfinished"):
+    for name in ("ms", "draft", "verify", "other", "tok/s", "preempted", "refused", "cut off", "unfinished"):
         table.add_column(name, justify="right")
     for result in results:
         steps = result.steps
@@ -53,6 +53,7 @@ def of_steps(results: Sequence[RunResult]) -> Table:
             f"{steps.goodput_tokens_s:.0f}",
             str(result.num_preemptions),
             str(result.num_rejected),
+            str(result.num_cut),
             str(result.num_unfinished),
         )
     return table

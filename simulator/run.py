@@ -30,6 +30,7 @@ from cluster.stream_messages import Receipt, Submit
 from drafters.heads_drafter import HeadsDrafter
 from drafters.protocol import Capabilities
 from engine.sampling_params import SamplingParams
+from selector.own import CheckedSelector
 from simulator.acceptance import AcceptanceModel, load_fitted
 from simulator.clock import EventClock
 from simulator.hardware import HardwareProfile, Trips
@@ -111,6 +112,8 @@ class Cell:
         recorded = system.config.debug.decisions > 0
         make = RecordedCore if recorded else SchedulerCore
         self.core: SchedulerCore = make(system.config, made or make_policy(config), cost)
+        if isinstance(self.core.pool.selector, CheckedSelector):
+            self.core.pool.selector.must_not_fail()
         self.receipts: dict[str, tuple[float, Receipt]] = {}
         self.num_rejected = 0
         self.machine = Machine(collocated=profile.collocated)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from cluster.batching.registry import BATCHING_RULES
-from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
+from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, SelectorConfig, TargetConfig
 from cluster.policies.base import Policy
 from cluster.policies.registry import POLICIES
 from engine.own_classes import is_own
@@ -63,6 +63,7 @@ class Bounds:
         draft_budget: beam tokens of a draft step (AdaServe's B2).
         verify_budget: tokens of a verify step (AdaServe's B1); None takes the profile's knee.
         micro_batches: groups whose drafting and verification overlap.
+        selector: of drafters, by name or import path.
         async_scheduling: whether plain steps are sent ahead; the papers' systems do not. All that a profile
             counts beside forwards overlaps then, also what the target's process takes.
     """
@@ -74,6 +75,7 @@ class Bounds:
     draft_budget: int = 64
     verify_budget: int | None = None
     micro_batches: int = 1
+    selector: str = "flotilla"
     async_scheduling: bool = False
 
 
@@ -117,6 +119,7 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
             fixed_depth=4 if depth is None else depth,
             smartspec_ahead=is_ahead,
         )
+        selector = SelectorConfig(name=bounds.selector)
     except ValidationError as error:
         raise ValueError(f"{text}: {error.errors()[0]['msg']}") from None
     scheduler = SchedulerConfig(
@@ -128,5 +131,7 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
         draft_timeout_ms=60_000.0,
         async_scheduling=bounds.async_scheduling,
     )
-    config = FlotillaConfig(target=TargetConfig(path="simulated"), policy=policy_config, scheduler=scheduler)
+    config = FlotillaConfig(
+        target=TargetConfig(path="simulated"), policy=policy_config, selector=selector, scheduler=scheduler
+    )
     return System(text, config)

@@ -210,8 +210,10 @@ def adaserve_file(path: Path) -> list[Shape]:
 def _adaserve_request(row: Mapping[str, float]) -> Shape:
     kind, limit = adaserve_category(float(row["slo_ratio"]))
     at_s, prompt, output = float(row["emission_time_ms"]) / 1e3, row["input_length"], row["output_length"]
-    if not math.isfinite(at_s):
+    if not 0.0 <= at_s < math.inf:
         raise ValueError(f"emission_time_ms is {row['emission_time_ms']}")
+    if min(prompt, output) < 0:
+        raise ValueError(f"a length is {min(prompt, output)}")
     return Shape(kind, max(1, int(prompt)), max(1, int(output)), SloSpec(tpot=limit), arrival_s=at_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -235,6 +236,24 @@ def test_a_simulation_ends_and_a_cell_does_not_start() -> None:
         check(demo_config().model_copy(update={"policy": policy}), listens=False)
     with pytest.raises(StartError, match="has no method `begin`"):
         check(demo_config().model_copy(update={"selector": selector}), listens=False)
+
+
+def test_a_simulation_ends_with_what_its_selector_does() -> None:
+    """A cell serves on, but nobody is to take that for a measurement of the selector."""
+    profile = ["--profile", "demo-2-cores", "--rate", "2", "--seconds", "1"]
+    ended = CliRunner().invoke(app, ["simulate", "--selector", "own_selectors.Raises", *profile])
+    assert ended.exit_code == 2
+    assert "flotilla: the selector `own_selectors.Raises` failed in `assign`" in ended.output
+
+
+@pytest.mark.parametrize("form", [["--detailed", "--processes", "1"], ["--detailed"], ["--processes", "1"]])
+def test_a_simulated_fleet_ends_with_a_sentence(tmp_path: Path, form: list[str]) -> None:
+    """It ended with a traceback, and from several processes with `Aborted.` alone."""
+    fleet = {"name": "own", "system": "own_policies.Raises", "cells": {"min": 2, "max": 2}}
+    (tmp_path / "own.json").write_text(json.dumps({**fleet, "arrivals": {"rate": 8.0, "seconds": 1.0}}))
+    ended = CliRunner().invoke(app, ["simulate", "fleet", str(tmp_path / "own.json"), *form])
+    assert ended.exit_code == 2, ended.output
+    assert "flotilla: the policy `own_policies.Raises` failed in `plan`" in ended.output
 
 
 def test_a_selector_without_its_methods_is_refused() -> None:

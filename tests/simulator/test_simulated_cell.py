@@ -266,6 +266,11 @@ def test_seconds_of_a_workload_are_those_of_the_run_however_its_arrivals_are_str
     [
         (["--policy", ","], "--policy names no system"),
         (["--at-once", "4", "--peaks"], "have no peaks"),
+        (["--lengths", "all=10:10,code=10:9"], "give that class another name"),
+        (["--lengths", "background=10:10", "--background", "4"], "give that class another name"),
+        (["--selector", "nobody"], "unknown selector `nobody`"),
+        (["--slo", "code:ttft=2x"], "and there is none of ttft here"),
+        (["--seed", "-1"], "--seed"),
         (["--profile", "demo-2-cores", "--lengths", "verse=10:10"], "no acceptance rate for class 'verse'"),
     ],
 )
@@ -281,6 +286,28 @@ def test_the_tables_say_who_was_refused() -> None:
     assert (done.num_rejected, done.num_unfinished, done.all.attainment) == (1, 0, 0.5)
     columns = {str(column.header): list(column.cells) for column in report.of_steps([done]).columns}
     assert (columns["refused"], columns["unfinished"]) == (["1"], ["0"])
+
+
+def test_answers_that_do_not_fit_into_the_context_are_counted() -> None:
+    """They had fewer tokens than the others of a comparison, and nothing told."""
+    long = replace(one_request(1), num_prompt=240)
+    ending = replace(one_request(2), max_tokens=128)
+    done = simulate(small_profile(max_tokens=256), systems.parse("vllm"), [one_request(0), long, ending])
+    assert (done.num_cut, done.num_rejected, done.num_unfinished, done.all.attainment) == (1, 0, 0, 1.0)
+    columns = {str(column.header): list(column.cells) for column in report.of_steps([done]).columns}
+    assert columns["cut off"] == ["1"]
+
+
+def test_a_selector_says_which_drafter_serves_whom() -> None:
+    """The command could compare policies, but not selectors."""
+    held = hardware.load("demo-2-cores")
+    found = {
+        name: simulate(
+            held, systems.parse("fixed-4", systems.Bounds(selector=name)), [one_request(n) for n in range(8)]
+        )
+        for name in ("greedy-length", "epsilon-greedy", "flotilla")
+    }
+    assert len({run.steps.step_ms for run in found.values()}) == len(found)
 
 
 @pytest.mark.parametrize("name", sorted({*hardware.names()} - {"demo-2-cores"}))

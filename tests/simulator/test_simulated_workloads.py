@@ -104,6 +104,16 @@ CUT_OFF = gzip.compress((HEAD + "1,2,3\n" * 100).encode(), mtime=0)[:-12]
             "entry 1: emission_time_ms is nan",
         ),
         (
+            "before.json",
+            b'[{"emission_time_ms": -9, "slo_ratio": 1.2, "input_length": 1, "output_length": 1}]',
+            "entry 1: emission_time_ms is -9",
+        ),
+        (
+            "less.json",
+            b'[{"emission_time_ms": 9, "slo_ratio": 1.2, "input_length": 1, "output_length": -2}]',
+            "entry 1: a length is -2",
+        ),
+        (
             "words.json",
             b'[{"emission_time_ms": "x", "slo_ratio": 1.2, "input_length": 1, "output_length": 1}]',
             "is no AdaServe workload",
