@@ -31,10 +31,9 @@ def grpc_options(config: GrpcConfig) -> dict[str, Any]:
     }
 
 
-def shown_address(config: GrpcConfig) -> str:
-    """Where clients on this machine connect: host and port."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(config.host, config.host)
-    return f"[{host}]:{config.port}" if ":" in host else f"{host}:{config.port}"
+def shown_address(host: str, port: int) -> str:
+    """Where clients connect, as gRPC takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def await_grpc(address: str, within_s: float = 60.0, *, has_tls: bool = False) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from deployments.command_failure import fail
-
-#: For a machine of the network to answer.
-_LOOK_S = 10.0
+from deployments.joining import join
 
 
 def rollout(
@@ -48,13 +44,13 @@ def rollout(
 
     address = address or os.environ.get("RAY_ADDRESS", "auto")
     try:
-        _look_for(address)
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+        join(address)
     except (ConnectionError, ValueError) as error:
         fail(
             f"there is no Ray cluster to connect to: {error}. One that `flotilla serve` started by itself "
             "cannot be joined; send that process SIGHUP, and it rolls out its configuration file"
         )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # how it connects is no news
     shown = ""
     try:
         for progress in begin(wanted):
@@ -68,23 +64,3 @@ def rollout(
     finally:
         ray.shutdown()
     typer.echo("done")
-
-
-def _look_for(address: str) -> None:
-    """Raise `ConnectionError` where no Ray answers at an address: Ray itself tries again for minutes.
-
-    So it is with one that `flotilla serve` started by itself, which listens on the loopback address only:
-    Ray finds its port, and asks at the machine's other address.
-    """
-    if "://" in address:  # Ray's client, which gives up in time
-        return
-    # Ray says by no public name which cluster it would join.
-    services: Any = importlib.import_module("ray._private.services")
-    found = services.canonicalize_bootstrap_address(address)
-    if found is None:  # "local": a Ray of one's own
-        return
-    host, _, port = found.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _LOOK_S).close()
-    except OSError as error:
-        raise ConnectionError(f"nobody answers at {found} ({error.strerror or error})") from None

@@ -42,8 +42,11 @@ from deployments.api_keys import with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, build_app, why_failed
 from deployments.grpc_start import await_certificate, await_grpc, grpc_options, shown_address
 from deployments.hangups import Hangups
+from deployments.joining import join
 from deployments.preflight import StartError
+from deployments.reached import Places
 from deployments.reserved_ports import ReservedPorts
+from deployments.sole_application import begin_application, end_application, refuse_second
 from deployments.startup import Startup
 from deployments.welcome import print_welcome
 
@@ -66,9 +69,10 @@ _STAGES = {
 }
 
 
-#: Of the one system that a process can start: its ports, and what shows its log on the console.
+#: Of the one system that a process can start: its ports, what shows its log on the console, and its end.
 _ports = ReservedPorts()
 _shown = ExitStack()
+_begun = ExitStack()
 
 
 class _Interrupted(BaseException):
@@ -181,7 +185,7 @@ def stop() -> None:
     logging.disable(logging.ERROR)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            serve.shutdown()
+            _begun.close()
             ray.shutdown()
     finally:
         logging.disable(logging.NOTSET)
@@ -209,6 +213,8 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             with suppress(OSError):  # of a Ray of somebody else's, or with a path too long for sockets
                 _shown.enter_context(closing(ShownLog(console, session, shown_logs(config.log))))
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        refuse_second()
+        _begun.callback(end_application)
         proxied_grpc = config.grpc.enabled and not config.grpc.direct
         # "HeadOnly": one proxy, on the node the user talks to; none where front ends listen themselves.
         serve.start(
@@ -218,13 +224,12 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
         startup.enter("Cell")
-        # Serve's own wait looks once a second.
-        application = serve.RunTarget(target=build_app(config), name=APP_NAME)
-        serve.run_many([application], wait_for_applications_running=False)
+        begin_application(build_app(config))
         _await_application()
         _await_cell(startup)
         startup.enter("HTTP")
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        places = Places.now()
+        shown = places.reached_at("http", host, is_direct=config.http.direct)
         url = f"{config.http.scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}"
         if config.http.tls_client_ca is None:
             _await_http(url)
@@ -232,8 +237,11 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             await_certificate(f"{shown}:{port}", "HTTPS")
         if config.grpc.enabled:
             startup.enter("gRPC")
-            await_grpc(shown_address(config.grpc), has_tls=config.http.tls_certificate is not None)
-            console.print(f"gRPC on [bold]{escape(shown_address(config.grpc))}[/]", highlight=False)
+            address = shown_address(
+                places.reached_at("grpc", config.grpc.host, is_direct=config.grpc.direct), grpc_port
+            )
+            await_grpc(address, has_tls=config.http.tls_certificate is not None)
+            console.print(f"gRPC on [bold]{escape(address)}[/]", highlight=False)
     console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
 
@@ -284,9 +292,14 @@ def _start_ray(config: FlotillaConfig) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     take_on()
     use_ordinary_priority()
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if "RAY_ADDRESS" in os.environ:
-        ray.init(**options)
+        try:
+            join(os.environ["RAY_ADDRESS"])
+        except (ConnectionError, ValueError) as error:
+            raise StartError(
+                f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, and there is no Ray cluster to connect to: "
+                f"{error}. Without RAY_ADDRESS `flotilla serve` starts a Ray of its own"
+            ) from None
         return
     with _whole_or_not_at_all():
         ray.init(
@@ -296,7 +309,8 @@ def _start_ray(config: FlotillaConfig) -> None:
             include_dashboard=False,
             # Messages travel over TCP; the object store holds next to nothing.
             object_store_memory=200 << 20,
-            **options,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
         )
     if missing := lacks(plan_cell(config), ray.nodes()[0]):
         raise StartError(
