@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def _reason(path: str, directory: Path, described_by: str) -> str:
     if directory.is_dir():
         return f"it has no {described_by}"
     if _HUB_ID.fullmatch(path) is None:
-        return "there is no such directory on this machine"
+        # By its name: on a Ray cluster who reads this is on another one, where the directory may well be.
+        return f"there is no such directory on this machine ({platform.node()})"
     return (
         "there is no such directory, and nothing is downloaded: if it is one of the Hub's, fetch it with "
         f"`hf download {path} --local-dir DIRECTORY`, and name the directory"

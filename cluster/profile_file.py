@@ -178,7 +178,9 @@ def read_profile(path: Path) -> ProfileFile:
     try:
         raw = json.loads(path.read_bytes())
     except OSError as error:
-        raise ProfileError(f"no cost profile at {path} ({error.strerror}); {_remedy(path)}") from None
+        raise ProfileError(
+            f"no cost profile at {path} on {platform.node()} ({error.strerror}); {_remedy(path)}"
+        ) from None
     except ValueError as error:
         raise ProfileError(f"{path} is no cost profile: it is not JSON ({error})") from None
     version = raw.get("version") if isinstance(raw, dict) else None

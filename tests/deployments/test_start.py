@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import re
 import socket
 import subprocess
@@ -112,7 +113,8 @@ def test_a_choice_of_drafters_that_are_not_there_is_told() -> None:
 
 
 def test_missing_profile_is_told() -> None:
-    with pytest.raises(preflight.StartError, match="flotilla profile"):
+    told = rf"/nowhere.json on {re.escape(platform.node())} .*flotilla profile"
+    with pytest.raises(preflight.StartError, match=told):
         preflight.check(changed(profile="/nowhere.json", http={"port": 0}))
 
 
@@ -124,7 +126,7 @@ def test_zoo_names_are_directories() -> None:
     ("path", "told"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "hf download meta-llama/Llama-3.1-8B-Instruct --local-dir"),
-        ("/models/nowhere", "no such directory on this machine"),
+        ("/models/nowhere", f"no such directory on this machine ({platform.node()})"),
         ("~/models/nowhere", "no such directory on this machine"),
         (str(Path(__file__).parent), "has no config.json"),
     ],
