@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
-from engine.schema_parts import schema_parts
+from engine.schema_parts import referred, schema_parts
 
 #: Largest number whose multiples are taken. The expression of multiples of n has n states, all of which are
 #: visited before the first token: those of 999,983 take 10 s, and two factors of that size have no end.
@@ -79,19 +79,5 @@ def _meeting(part: dict[str, Any], roots: list[dict[str, Any]]) -> list[dict[str
             if isinstance(one.get(name), list):
                 left += one[name]
         if isinstance(one.get("$ref"), str):
-            left += _referred(one["$ref"], roots)
+            left += referred(one["$ref"], roots)
     return list(found.values())
-
-
-def _referred(reference: str, roots: list[dict[str, Any]]) -> Iterator[Any]:
-    """What `#/$defs/Size` stands for, in each of the documents that there are."""
-    names = reference.partition("#")[2].split("/")[1:]
-    for found in roots:
-        value: Any = found
-        for name in names:
-            name = name.replace("~1", "/").replace("~0", "~")
-            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            else:
-                value = value.get(name) if isinstance(value, dict) else None
-        yield value

@@ -47,3 +47,17 @@ def schema_parts(schema: Any) -> Iterator[dict[str, Any]]:
                 left += value.values()
             elif name not in VALUES and name not in _NO_SCHEMAS:
                 left.append(value)
+
+
+def referred(reference: str, roots: list[dict[str, Any]]) -> Iterator[Any]:
+    """What `#/$defs/Size` stands for, in each of the documents that there are."""
+    names = reference.partition("#")[2].split("/")[1:]
+    for found in roots:
+        value: Any = found
+        for name in names:
+            name = name.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                value = value.get(name) if isinstance(value, dict) else None
+        yield value
