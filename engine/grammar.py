@@ -38,21 +38,26 @@ NO_TOKEN = "no token of the vocabulary can continue the answer"
 MOST_ITEMS = 8 * MOST_OPTIONAL
 # How llguidance says that a lexer is full: of states, or of expressions.
 _USED_UP = "lexer error: too many"
+# How it says that a step takes more work than it may.
+_LIMITS = ("lexer error: ", "parser error: ")
 
 
 class GrammarError(ValueError):
     """A constraint that cannot be compiled or followed; the message is for whoever wrote it."""
 
 
-class UsedUp(GrammarError):
+class TooMuchWork(GrammarError):
+    """A step takes more work than the limits allow."""
+
+
+class UsedUp(TooMuchWork):
     """A lexer has as many states as it may have, of all answers that were followed with it."""
 
 
 def _limits(max_states: int | None) -> LLParserLimits:
-    # Above llguidance's defaults per step: what was let in should not end half-way in an answer.
+    # Work per step is llguidance's default: with ten times as much, a mask of `(a|b)x{400000}` took seconds,
+    # for which all requests of a target wait.
     return LLParserLimits(
-        step_lexer_fuel=2_000_000,
-        step_max_items=500_000,
         max_items_in_row=MOST_ITEMS,
         max_lexer_states=max_states,
         verbose_errors=False,
@@ -247,7 +252,9 @@ class Grammars:
 def error_of(state: LLMatcher) -> GrammarError:
     """What went wrong with it."""
     message = _message(state)
-    return (UsedUp if message.startswith(_USED_UP) else GrammarError)(message)
+    if message.startswith(_USED_UP):
+        return UsedUp(message)
+    return (TooMuchWork if message.startswith(_LIMITS) else GrammarError)(message)
 
 
 def _message(state: LLMatcher) -> str:

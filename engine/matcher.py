@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from engine.constraint import Constraint
-from engine.grammar import NO_TOKEN, GrammarError, Grammars, UsedUp, error_of
+from engine.grammar import NO_TOKEN, GrammarError, Grammars, TooMuchWork, UsedUp, error_of
 from engine.mask_bits import TokenMask
 
 
@@ -150,7 +150,7 @@ class Matcher:
                 if token in self.end_tokens:
                     self._ended = True
                 elif self._ended or not state.consume_token(token):
-                    if state.is_error() and isinstance(error := error_of(state), UsedUp):
+                    if state.is_error() and isinstance(error := error_of(state), TooMuchWork):
                         raise error
                     raise GrammarError(f"the output does not fit the grammar at token {token}")
         return state
