@@ -162,8 +162,8 @@ class Room:
                 slots -= request.num_tokens - request.num_computed
         sharing = list(running) if shares_prompts else []
         if slots < 0:  # else it does not matter
-            begun = [one for one in sharing if one.state in PREFILL and one.num_computed == 0]
-            slots += sum([num_shared(one, sharing) for one in begun])
+            unread = [one for one in sharing if one.state in PREFILL and one.num_computed == 0]
+            slots += sum([num_shared(one, sharing) for one in unread])
         return cls(max_running - len(running), slots, not running, sharing)
 
     def takes(self, request: Request) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import pytest
 
 from benchmarks.refusal_cost import TIERS, OverloadedCell
-from cluster.batching.base import Admission, BatchContext, BatchingRule
 from cluster.batching.batcher import Batcher
 from cluster.batching.fair_queue import FairQueue
 from cluster.events import Reject, RequestArrived
 from cluster.newcomer import on_terms
-from cluster.requests import Request
 from cluster.stream_messages import Terms
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -38,23 +41,23 @@ def arrivals(cell: OverloadedCell, count: int, counted: Counter[str]) -> Counter
     return found
 
 
+def counting(function: Callable[P, T], calls: Counter[str]) -> Callable[P, T]:
+    """The same, its calls counted."""
+
+    @wraps(function)
+    def counted(*args: P.args, **kwargs: P.kwargs) -> T:
+        calls[function.__name__] += 1
+        return function(*args, **kwargs)
+
+    return counted
+
+
 def test_the_queue_is_put_in_order_once_for_a_refusal(
     overloaded: OverloadedCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not for the newcomer's sake where the queue is full."""
-    calls, ahead_of = Counter[str](), Batcher.ahead_of
-
-    def counted(
-        batcher: Batcher,
-        newcomer: Request,
-        waiting: Sequence[Request],
-        running: Collection[Request],
-        context: BatchContext,
-    ) -> list[Request] | None:
-        calls["ahead_of"] += 1
-        return ahead_of(batcher, newcomer, waiting, running, context)
-
-    monkeypatch.setattr(Batcher, "ahead_of", counted)
+    calls = Counter[str]()
+    monkeypatch.setattr(Batcher, "ahead_of", counting(Batcher.ahead_of, calls))
     found = arrivals(overloaded, 400, calls)
     assert found.keys() == {("saturated", 1), ("queue_full", 0), ("", 1)}
     assert min(found.values()) > 20
@@ -63,20 +66,8 @@ def test_the_queue_is_put_in_order_once_for_a_refusal(
 def test_nobody_is_asked_whether_to_begin_because_of_a_refusal(
     overloaded: OverloadedCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, admit = Counter[str](), FairQueue.admit
-
-    def counted(
-        queue: FairQueue,
-        rule: BatchingRule,
-        waiting: Sequence[Request],
-        running: Collection[Request],
-        context: BatchContext,
-        held: frozenset[Request] = frozenset(),
-    ) -> Admission:
-        calls["admit"] += 1
-        return admit(queue, rule, waiting, running, context, held)
-
-    monkeypatch.setattr(FairQueue, "admit", counted)
+    calls = Counter[str]()
+    monkeypatch.setattr(FairQueue, "admit", counting(FairQueue.admit, calls))
     found = arrivals(overloaded, 400, calls)
     assert found.keys() == {("saturated", 0), ("queue_full", 0), ("", 1)}
     assert min(found.values()) > 20
