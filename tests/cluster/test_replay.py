@@ -67,7 +67,7 @@ def serve(engine: LocalEngine, policy: dict[str, str], file: Path | None, size: 
                 request_id=f"r{number}",
                 prompt=[(17 * number + 31 * i) % 4000 + 4 for i in range(5 + 9 * number)],
                 sampling=SamplingParams(temperature=0.7 * (number % 2), max_tokens=12, seed=number),
-                objective=Objective(tpot_ms=6.0 if number % 3 == 0 else None),
+                objective=Objective(tpot_ms=1.0 if number % 3 == 0 else None),
             )
             for number in range(5)
         ]
