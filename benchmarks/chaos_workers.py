@@ -55,12 +55,21 @@ class Texts:
 
 @dataclass
 class Held:
-    """A request as a worker holds it: `computed` of its tokens are in the KV pool; `proposals` came last."""
+    """A request as a worker holds it: `computed` of its tokens are in the KV pool; `proposals` came last.
+
+    Of `num_slow` of its verdicts it was said that it should be drafted for no more.
+    """
 
     spec: RequestSpec
     tokens: list[int]
     computed: int = 0
     proposals: Proposals | None = None
+    num_slow: int = 0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the masks of some grammar would take long by now."""
+        return self.spec.prompt_len % 5 == 2 and len(self.tokens) > self.spec.prompt_len + 3
 
     @property
     def is_prefilled(self) -> bool:
@@ -206,6 +215,9 @@ class ChaosTarget:
         require(tree.token[0] == held.tokens[-1], f"the root of {request_id} is not its last token")
         outside = int(tree.token.min()) < 0 or int(tree.token.max()) >= VOCAB
         require(not outside, "a draft token outside the vocabulary reached the target")
+        # The call sent before the answer, and the next, whose drafts were there, may still have some.
+        is_drafted = len(tree) > 1 and held.num_slow > 2
+        require(not is_drafted, f"{request_id} is drafted for though its masks are slow")
         deepest = len(held.tokens) + int(tree.depth.max())
         require(deepest <= MAX_TOKENS, f"a draft of {request_id} goes beyond the longest sequence")
 
@@ -241,8 +253,14 @@ class ChaosTarget:
                 parent=np.zeros_like(rows, dtype=np.int32) if self.has_beams else None,
             )
         held.proposals = proposals
+        held.num_slow += held.is_slow
         return Verdict(
-            request_id=request_id, tokens=new, num_accepted=len(nodes), nodes=nodes, proposals=proposals
+            request_id=request_id,
+            tokens=new,
+            num_accepted=len(nodes),
+            nodes=nodes,
+            proposals=proposals,
+            is_slow=held.is_slow,
         )
 
 

@@ -36,6 +36,8 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
     # The trees are forgotten with the commit.
     trace = step_trace(request, verdict, now) if request.submit.speculation.trace else None
     request.commit(verdict, now)
+    if verdict.is_slow and request.submit.speculation.mode != "off":
+        draft_no_more(request)
     num_accepted, num_tokens = verdict.num_accepted, len(verdict.tokens)
     num_told = num_accepted + verdict.num_forced_accepted
     return TokenEvent(
@@ -49,6 +51,13 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
         trace=trace,
         error=verdict.error,
     )
+
+
+def draft_no_more(request: Request) -> None:
+    """As if the request had asked for no drafts: each of their nodes costs the target a mask that is slow."""
+    wish = structs.replace(request.submit.speculation, mode="off")
+    request.submit = structs.replace(request.submit, speculation=wish)
+    request.is_unrestricted = False
 
 
 def take_progress(request: Request, progress: PrefillProgress, ahead: OutstandingVerify | None) -> int:

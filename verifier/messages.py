@@ -120,6 +120,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             target has heads, and the request goes on.
         num_forced: tokens that the request's grammar added to the tree.
         num_forced_accepted: how many of those were accepted, after the drafted ones.
+        is_slow: whether its grammar takes so much work that it should be drafted for no more.
         error: why the request cannot go on: its grammar takes more work than the limits allow. Else empty.
         is_broken: whether it cannot go on because the model gave no numbers for it, which is logged.
     """
@@ -133,6 +134,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     proposals: Proposals | None = None
     num_forced: int = 0
     num_forced_accepted: int = 0
+    is_slow: bool = False
     error: str = ""
     is_broken: bool = False
 

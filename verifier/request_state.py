@@ -16,6 +16,7 @@ from engine.sampling_params import RequestSpec
 from engine.thoughtful_grammar import matcher_of
 from engine.tree import TokenTree
 from verifier.constrained import Bounds, MaskedTree, mask_tree
+from verifier.slow_masks import SlowMasks
 
 
 class RequestState:
@@ -32,6 +33,7 @@ class RequestState:
         proposals: what was proposed with its last verdict, if anything was.
         adapter: number of the LoRA adapter that it is computed with, 0 for none.
         namespace: of the prefixes that it may share.
+        slow_masks: how long the masks of a request with a constraint take.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class RequestState:
         "prompt_len",
         "proposals",
         "request_id",
+        "slow_masks",
         "tokens",
     )
 
@@ -89,6 +92,7 @@ class RequestState:
         # The decision wherever it is the same at all positions.
         is_anywhere = self.is_plain and self.params.is_greedy and not self.params.min_tokens
         self._row = Row(self.params, 0) if is_anywhere else None
+        self.slow_masks = SlowMasks()
         self.matcher: Matcher | None = None
         if self.params.constraint is not None and grammars is not None:
             self.matcher = matcher_of(grammars, self.params.constraint, self.tokens[self.prompt_len :])
@@ -140,6 +144,7 @@ class RequestState:
             return None
         if self.matcher is None:
             raise GrammarError("this target has no tokenizer that grammars could be compiled for")
+        began = self.slow_masks.begin()
         bounds = Bounds(
             position=self.num_output,
             min_tokens=self.params.min_tokens,
@@ -147,7 +152,10 @@ class RequestState:
             max_depth=self.remaining - 1,
             max_forced=max_forced,
         )
-        return mask_tree(self.matcher, tree, bounds)
+        found = mask_tree(self.matcher, tree, bounds)
+        if self.is_prefilled:  # before, a copy of the grammar may have been made, and all output read
+            self.slow_masks.end(began, len(found.tree))
+        return found
 
     def rows(self, tree: TokenTree, masks: Sequence[TokenMask] | None = None) -> list[Row]:
         """The decision to take at each node of `tree`, whose root is the last known token.

@@ -67,6 +67,11 @@ def verdict_of(
         found = raw_logprobs(rows, tokens, state.params.logprobs)
         logprobs = [TokenLogprobs(*one) for one in found]
     nodes, drafted, num_forced = planned.nodes, accepted, 0
+    slow, error = state.slow_masks, ""
+    if slow.is_slow and state.goes_on_after(tokens):
+        error = slow.error
+        if error:
+            logger.error("request %s is ended: of its grammar, %s", state.request_id, error)
     if nodes is not None:
         drafted = [nodes[node] for node in accepted if nodes[node] >= 0]
         num_forced = sum(node < 0 for node in nodes)
@@ -79,6 +84,8 @@ def verdict_of(
         min_gap=min([gaps[node] for node in path], default=float("inf")),
         num_forced=num_forced,
         num_forced_accepted=len(accepted) - len(drafted),
+        is_slow=slow.is_slow,
+        error=error,
     )
     return verdict, path
 
