@@ -103,6 +103,8 @@ def too_long(submit: Submit, cell: CellState) -> Rejected:
         f"This model's maximum context length is {cell.max_model_tokens} tokens. However, the prompt has "
         f"{len(submit.prompt)}, and a token of output must fit as well. Please reduce the prompt's length."
     )
+    if cell.limits is not None and cell.max_model_tokens < cell.limits.max_tokens:
+        message += f" (The model takes {cell.limits.max_tokens}; the KV pool of this server holds no more.)"
     return _reject(submit, "prompt_too_long", message)
 
 

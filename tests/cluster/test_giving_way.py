@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.events import Action, Cancelled, DrafterDraining, Drained, Verify, VerifyDone, WorkerLost
+from cluster.events import Action, Cancelled, DrafterDraining, Drained, Reject, Verify, VerifyDone, WorkerLost
 from cluster.requests import State
 from cluster.stream_messages import Submit
 from engine.sampling_params import SamplingParams
@@ -99,6 +99,8 @@ def test_who_has_no_room_in_a_target_that_came_back_smaller_is_in_nobodys_way() 
     assert world.reason == {"begun": "length"}
     assert world.output["begun"] == begun
     assert world.rejected == {"new": "prompt_too_long"}
+    (told,) = [action.rejection for action in world.told if isinstance(action, Reject)]
+    assert told.message.endswith("(The model takes 200; the KV pool of this server holds no more.)")
     world.drain()
     assert world.reason.keys() == {"begun", "short"}
     assert not world.core.requests
