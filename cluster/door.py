@@ -108,6 +108,8 @@ class Door:
             submit = self._as_promised(submit)
         answer = self._decided(Newcomer(submit, cell, now), is_promised=is_promised)
         if isinstance(answer, Admitted):
+            if not is_promised:
+                self.promises.took(submit, now)
             charge = cell.batcher.fair.charge(answer.submit)
             self.rates.took(submit.tenant.label, answer.submit.priority, charge, now)
         if is_promised and cell.verifier is not None:  # else it is no load that should have fallen

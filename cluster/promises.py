@@ -24,6 +24,9 @@ NEAR_SHARE, FAR_SHARE = 0.5, 0.2
 TENANT_SHARE = 0.5
 # How much later, or by its clock earlier, than it was told a client may come.
 LATE_S, EARLY_S = 1.0, 0.1
+# Whoever asks the same again after this time has asked too early. Before, it is another client, or one that
+# wants several answers: they ask at once, and each has a time of its own.
+REPEATED_S = 0.3
 # Whoever may come within so many seconds tries all times from then on, so that the next need not try them.
 SOON_S = 30
 # Most times that are tried for one client.
@@ -80,6 +83,8 @@ class Promises:
     _full_until: dict[str, float] = field(default_factory=dict)
     # Likewise from one time up to another, of who could come late only.
     _full_late: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # When the client of a promise asked last, by its number.
+    _asked_at: dict[int, float] = field(default_factory=dict)
     _num_made: int = 0
     # Share of those promised who come.
     _shown: RunningMean = field(default_factory=lambda: RunningMean(1.0))
@@ -105,6 +110,9 @@ class Promises:
     ) -> float:
         """Tell a client when to come back, in whole seconds, as it is sent over HTTP.
 
+        One that asks again too early is told of the same time. With a new one for each question, clients that
+        ask every second would fill the times to come, and those who wait as told would come last.
+
         Args:
             submit: what it asked for.
             after_s: before then it would be in vain.
@@ -113,9 +121,13 @@ class Promises:
             may_be_near: whether it may have what is kept for the next seconds.
             scarcity: from 0 to 1, by how much less a tenant gets of that, as many are late now.
         """
+        who, least_s = identity(submit), max(1, math.ceil(after_s))
+        repeated = self._repeated(who, now)
+        if repeated is not None:
+            self._asked_at[repeated.number] = now
+            return float(max(1, math.ceil(repeated.at - now - EARLY_S)))
         if len(self._due) >= self.most:
             return self.max_after_s
-        who, least_s = identity(submit), max(1, math.ceil(after_s))
         work_s *= self._shown.value
         label = who[0]
         tenant_share = TENANT_SHARE if label else 1.0
@@ -123,7 +135,7 @@ class Promises:
         if may_be_near and self._near_s.get(label, 0.0) < near_s:
             for told_s in range(least_s, least_s + int(NEAR_S) + 1):
                 if told_s <= self.max_after_s and self._has_room(now + told_s, work_s, NEAR_SHARE):
-                    return self._made(submit, now, told_s, work_s, is_near=True)
+                    return self._made(who, submit.priority, now, told_s, work_s, is_near=True)
         told_s = max(least_s, math.ceil(self._full_until.get(label, 0.0) - now))
         since, until = self._full_late.get(label, (math.inf, 0.0))
         if since <= now + told_s < until:
@@ -136,10 +148,23 @@ class Promises:
                 not label or self._has_room(at, work_s, TENANT_SHARE * FAR_SHARE, label)
             ):
                 self._filled(label, at, least_s, now)
-                return self._made(submit, now, told_s, work_s, is_near=False)
+                return self._made(who, submit.priority, now, told_s, work_s, is_near=False)
             told_s += max(1, int(work_s / (tenant_share * FAR_SHARE)))
         self._filled(label, now + min(told_s, self.max_after_s), least_s, now)
         return self.max_after_s
+
+    def took(self, submit: Submit, now: float) -> None:
+        """A request that nothing was kept for was taken: if it was told to come later, it does not."""
+        promise = self._repeated(identity(submit), now) if self._due else None
+        if promise is not None:
+            self._remove(promise)
+
+    def _repeated(self, who: Identity, now: float) -> Promise | None:
+        """The promise of a client that asks again before its time; of several, the first."""
+        for promise in self._by_identity.get(who, ()):
+            if promise.at > now and now - self._asked_at[promise.number] >= REPEATED_S:
+                return promise
+        return None
 
     def _filled(self, label: str, until: float, least_s: int, now: float) -> None:
         """There is no room from the next seconds up to a time, unless only what came late was tried."""
@@ -150,9 +175,11 @@ class Promises:
         is_same = since <= now + least_s <= before
         self._full_late[label] = (since, max(before, until)) if is_same else (now + least_s, until)
 
-    def _made(self, submit: Submit, now: float, told_s: int, work_s: float, *, is_near: bool) -> float:
-        who = identity(submit)
-        promise = Promise(now + told_s, self._num_made, who, submit.priority, work_s, is_near)
+    def _made(
+        self, who: Identity, priority: int, now: float, told_s: int, work_s: float, *, is_near: bool
+    ) -> float:
+        promise = Promise(now + told_s, self._num_made, who, priority, work_s, is_near)
+        self._asked_at[self._num_made] = now
         self._num_made += 1
         insort(self._due, promise)
         self._by_identity.setdefault(who, []).append(promise)
@@ -188,6 +215,7 @@ class Promises:
             self._full_late.clear()
 
     def _remove(self, promise: Promise) -> None:
+        del self._asked_at[promise.number]
         del self._due[bisect_left(self._due, promise)]
         same = self._by_identity[promise.who]
         same.remove(promise)
