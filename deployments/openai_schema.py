@@ -90,10 +90,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 #: The same by the names of this server, at the endpoints that have them.
 _CALLED_HERE = {
-    "regex": "guided_regex",
-    "ebnf": "guided_grammar",
     "grammar": "guided_grammar",
-    "json_schema": "guided_json",
     "no_stop_trim": "include_stop_str_in_output",
     "functions": "tools",
     "function_call": "tool_choice",

@@ -113,13 +113,20 @@ class StructuredFields(RequestModel):
     guided_regex: str | None = Field(None, min_length=1, description="As `structured_outputs.regex`.")
     guided_choice: Choices | None = Field(None, description="As `structured_outputs.choice`.")
     guided_grammar: str | None = Field(None, min_length=1, description="As `structured_outputs.grammar`.")
+    guided_decoding_backend: str | None = Field(
+        None, description="Accepted and not used: there is one library for all of them."
+    )
+    # SGLang's names, which its clients in Outlines and Guidance send and cannot be told to replace.
+    json_schema: SchemaText = Field(None, description="As `structured_outputs.json`.")
+    regex: str | None = Field(None, min_length=1, description="As `structured_outputs.regex`.")
+    ebnf: str | None = Field(None, min_length=1, description="As `structured_outputs.grammar`.")
 
 
 def constraint_of(request: StructuredFields) -> tuple[Constraint, str] | None:
     """What the answer must look like, and the field that says so; None for any text.
 
     Raises:
-        ApiError: (400) if more than one field says something, or one says nothing.
+        ApiError: (400) if fields say different things, or one says nothing.
     """
     found: dict[str, Constraint] = {}
     wanted = request.response_format
@@ -151,12 +158,22 @@ def constraint_of(request: StructuredFields) -> tuple[Constraint, str] | None:
         request.guided_grammar,
         compact=False,
     )
-    if len(found) > 1:
-        first, second, *_ = found
-        raise bad_request(f"`{second}` and `{first}` both say what the answer is; give one of them.", second)
-    for field, constraint in found.items():
-        return constraint, field
-    return None
+    by_sglang: tuple[tuple[str, ConstraintKind, str | None], ...] = (
+        ("json_schema", "json_schema", request.json_schema),
+        ("regex", "regex", request.regex),
+        ("ebnf", "grammar", request.ebnf),
+    )
+    found |= {name: Constraint(kind=kind, text=text) for name, kind, text in by_sglang if text is not None}
+    if not found:
+        return None
+    (first, constraint), *others = found.items()
+    for other, its_constraint in others:
+        # Told twice is told once: Guidance's client of vLLM sends a grammar by its old name and its new one.
+        if its_constraint != constraint:
+            raise bad_request(
+                f"`{other}` and `{first}` both say what the answer is; give one of them.", other
+            )
+    return constraint, first
 
 
 def _structured(asked: StructuredOutputs) -> dict[str, Constraint]:

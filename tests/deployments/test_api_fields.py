@@ -357,8 +357,7 @@ async def test_fields_without_use_are_neutral_or_refused(http: httpx.AsyncClient
 
 
 CALLED_HERE = {
-    "regex": "guided_regex", "ebnf": "guided_grammar", "grammar": "guided_grammar",
-    "json_schema": "guided_json", "no_stop_trim": "include_stop_str_in_output", "functions": "tools",
+    "grammar": "guided_grammar", "no_stop_trim": "include_stop_str_in_output", "functions": "tools",
     "function_call": "tool_choice",
 }  # fmt: skip
 

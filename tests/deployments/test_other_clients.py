@@ -172,8 +172,9 @@ async def test_unknown_fields_are_left_out_where_that_is_set(
         # What is known is still read strictly, and an objective is never missed by a slip of the pen.
         for wrong in ({"temperature": 9}, {"slo": {"tpot": 5}}, {"use_beam_search": True}):
             assert (await lenient.post(path, json=body | wrong)).status_code == 400
-        # Nor is what must be in an answer, where it is SGLang's or llama.cpp's name of it.
-        for name, value in (("json_schema", "{}"), ("grammar", "root ::= x"), ("stop_regex", "a+")):
+        # Nor is what must be in an answer left out, where it is SGLang's or llama.cpp's name of it.
+        wrong_schema = '{"type": "x"}'
+        for name, value in (("json_schema", wrong_schema), ("grammar", "root ::= x"), ("stop_regex", "a+")):
             refused = await lenient.post(path, json=body | {name: value})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 

@@ -45,6 +45,7 @@ CLOSED: dict[str, Any] = {
     "additionalProperties": False,
 }
 AS_JSON = Constraint(kind="json_schema", text=json.dumps(SCHEMA))
+GUIDANCE = '%llguidance {}\nstart: "a"'
 
 ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"response_format": {"type": "text"}}, None),
@@ -84,6 +85,21 @@ ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"guided_regex": "[0-9]{3}"}, Constraint(kind="regex", text="[0-9]{3}")),
     ({"guided_choice": ["yes", "no"]}, Constraint(kind="choice", text='["yes", "no"]')),
     ({"guided_grammar": 'root ::= "a" | "b"'}, Constraint(kind="grammar", text='root ::= "a" | "b"')),
+    # As Guidance's client of vLLM sends it.
+    (
+        {
+            "structured_outputs": {"grammar": GUIDANCE},
+            "guided_decoding_backend": "guidance",
+            "guided_grammar": GUIDANCE,
+        },
+        Constraint(kind="grammar", text=GUIDANCE),
+    ),
+    ({"guided_decoding_backend": "xgrammar"}, None),
+    # SGLang's names, as its clients in Outlines and Guidance send them.
+    ({"json_schema": json.dumps(SCHEMA)}, AS_JSON),
+    ({"json_schema": SCHEMA}, AS_JSON),
+    ({"regex": "[0-9]{3}", "ebnf": None}, Constraint(kind="regex", text="[0-9]{3}")),
+    ({"ebnf": 'root ::= "a" | "b"'}, Constraint(kind="grammar", text='root ::= "a" | "b"')),
 ]
 
 
@@ -95,6 +111,10 @@ ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "guided_decoding_backend",
 )
 @pytest.mark.api(
     "chat.completions",
@@ -104,6 +124,10 @@ ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "guided_decoding_backend",
 )
 @pytest.mark.parametrize(("fields", "expected"), ACCEPTED)
 async def test_every_form_reaches_the_cell(
@@ -162,6 +186,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "Invalid type",
     ),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "both"),
+    ({"guided_regex": "a", "regex": "b"}, "regex", "both"),
+    (
+        {"structured_outputs": {"grammar": 'start: "a"'}, "guided_grammar": 'start: "b"'},
+        "guided_grammar",
+        "both",
+    ),
+    ({"regex": "a("}, "regex", "unclosed group"),
+    ({"ebnf": "root ::= missing"}, "ebnf", "missing"),
+    ({"json_schema": {"type": "strin"}}, "json_schema", "strin"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "combined"),
     ({"guided_regex": "a", "allowed_token_ids": [7]}, "allowed_token_ids", "combined"),
     ({"guided_regex": "a", "bad_words": ["x"]}, "bad_words", "combined"),
@@ -182,6 +215,9 @@ def roomy_app(service: ApiService) -> FastAPI:
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
 )
 @pytest.mark.api(
     "chat.completions",
@@ -191,6 +227,9 @@ def roomy_app(service: ApiService) -> FastAPI:
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
 )
 @pytest.mark.parametrize(("fields", "param", "says"), REFUSED)
 async def test_what_cannot_be_followed_is_refused_by_name(
