@@ -22,6 +22,7 @@ from engine.constraint import Constraint
 from engine.end_tokens import end_tokens
 from engine.exact_schema import Number, why_not_exact
 from engine.grammar_source import source_of, unforced
+from engine.ignored_keywords import why_ignored
 from engine.intersections import why_intersects_too_many, why_matches_too_many
 from engine.mask_bits import TokenMask, only_token, tokens_in
 from engine.schema_cost import MOST_OPTIONAL, why_too_dear
@@ -211,7 +212,8 @@ class Grammars:
         if reason is not None:
             raise GrammarError(reason)
         for schema in schemas_of(constraint):
-            reason = why_too_dear(schema) or why_matches_too_many(schema)
+            reason = why_ignored(schema, takes_options=constraint.kind == "grammar")
+            reason = reason or why_too_dear(schema) or why_matches_too_many(schema)
             reason = reason or why_not_exact(schema, self._keeps)
             if reason is not None:
                 raise GrammarError(reason)

@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas that constrain nothing, and that llguidance would refuse."""
+"""Keywords of JSON schemas that constrain nothing, and that llguidance would refuse; and `nullable`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _SCHEMAS = frozenset(
 _SCHEMAS_BY_NAME = BY_NAME | {"dependencies"}  # of draft 7, whose values may be lists of names instead
 # Beside `type`, what a schema of all strings may say.
 _ANNOTATIONS = frozenset({"$comment", "default", "deprecated", "description", "examples", "title"})
+# Beside a `type`, what may rule null out that it lets through.
+_OTHER_RULES = frozenset({"$ref", "allOf", "anyOf", "const", "oneOf"})
 # No name of a format has more characters; what is longer is not worth remembering.
 _LONGEST = 64
 
 
 def without_idle(schema: Any, *, formats: bool) -> Any:
-    """The schema without them, which is left as it is.
+    """The schema without them, which is left as it is; null is a `type` where `nullable` says so.
 
     What stands where JSON Schema has no schema is not touched: properties of these names, values of `enum`,
     keywords that nobody knows. By a list of what is left, since it may be nested deeper than Python's stack.
@@ -34,7 +36,8 @@ def without_idle(schema: Any, *, formats: bool) -> Any:
     Args:
         schema: JSON.
         formats: whether a `format` that llguidance does not know is one of them. By JSON Schema it is a
-            remark; but who asks for an answer of that format may rely on it.
+            remark; but who asks for an answer of that format may rely on it. So are `nullable` where OpenAPI
+            gives it no meaning, and llguidance's own options.
     """
     made: list[Any] = [schema]
     left: list[tuple[Any, Any]] = [(made, 0)]  # what holds a schema, which is ours to change, and where
@@ -45,6 +48,7 @@ def without_idle(schema: Any, *, formats: bool) -> Any:
             holder[place] = part = list(part)
             left += [(part, number) for number in range(len(part))]
         elif isinstance(part, dict):
+            part = _with_null(part)
             kept = {name: value for name, value in part.items() if not _is_idle(name, value, formats)}
             holder[place] = kept
             for name, value in kept.items():
@@ -64,7 +68,25 @@ def _is_idle(keyword: str, value: Any, formats: bool) -> bool:
             return _takes_all_strings(value, formats)
         case "format":
             return formats and isinstance(value, str) and (len(value) > _LONGEST or not _is_known(value))
+        case "nullable":
+            return value is False or formats
+        case "x-guidance":
+            return formats
     return False
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """As OpenAPI 3.0 has it, a `type` with `nullable` takes null, too, unless others rule it out."""
+    if schema.get("nullable") is not True or _OTHER_RULES & schema.keys():
+        return schema
+    values = schema.get("enum")
+    if isinstance(values, list) and None not in values:
+        return schema
+    left = {name: value for name, value in schema.items() if name != "nullable"}
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        left["type"] = kinds if "null" in kinds else [*kinds, "null"]
+    return left
 
 
 def _takes_all_strings(schema: Any, formats: bool) -> bool:

@@ -89,6 +89,50 @@ def test_schemas_may_be_nested_deeper_than_the_stack() -> None:
     assert depth == 50_000
 
 
+@pytest.mark.parametrize(
+    ("schema", "left"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        (
+            {"type": ["string"], "nullable": True, "maxLength": 2},
+            {"type": ["string", "null"], "maxLength": 2},
+        ),
+        ({"type": ["null", "string"], "nullable": True}, {"type": ["null", "string"]}),
+        (
+            {"type": "string", "enum": ["a", None], "nullable": True},
+            {"type": ["string", "null"], "enum": ["a", None]},
+        ),
+        ({"items": {"type": "integer", "nullable": True}}, {"items": {"type": ["integer", "null"]}}),
+        ({"type": "string", "nullable": False}, {"type": "string"}),
+        ({"nullable": True, "maxLength": 3}, {"maxLength": 3}),
+        ({"properties": {"nullable": {"type": "string"}}}, {"properties": {"nullable": {"type": "string"}}}),
+    ],
+)
+def test_null_is_taken_where_openapi_says_so(schema: Any, left: Any) -> None:
+    assert without_idle(schema, formats=False) == left
+    assert without_idle(schema, formats=True) == left
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "nullable": True},
+        {"type": "object", "allOf": [{"$ref": "#/$defs/a"}], "nullable": True},
+        {"type": "string", "enum": ["a"], "nullable": True},
+        {"type": "string", "const": "a", "nullable": True},
+    ],
+)
+def test_elsewhere_nullable_is_a_remark_in_tools_and_stays_to_be_refused(schema: Any) -> None:
+    assert without_idle(schema, formats=False) == schema
+    assert without_idle(schema, formats=True) == {name: schema[name] for name in schema if name != "nullable"}
+
+
+def test_options_of_llguidance_in_a_tool_say_nothing() -> None:
+    schema = {"type": "string", "x-guidance": {"lenient": True}}
+    assert without_idle(schema, formats=False) == schema
+    assert without_idle(schema, formats=True) == {"type": "string"}
+
+
 idle = st.fixed_dictionaries(
     {},
     optional={
