@@ -37,6 +37,12 @@ _COMPILER_STACK = 256 << 20
 NO_TOKEN = "no token of the vocabulary can continue the answer"
 # What may come next in llguidance's parser: four for each property that may be left out, of two objects.
 MOST_ITEMS = 8 * MOST_OPTIONAL
+# Of llguidance's message on `oneOf`, which names an option that nobody has here; and ours.
+_NOT_ONE_OF = "oneOf constraints are not supported"
+_ONE_OF = (
+    "`oneOf` is followed only where it is plain that no value keeps to two of its schemas, as with other "
+    "types or another `const` of a required property: give `anyOf` if a value may keep to several"
+)
 # How llguidance says that a lexer is full: of states, or of expressions.
 _USED_UP = "lexer error: too many"
 # How it says that a step takes more work than it may.
@@ -265,4 +271,6 @@ def _message(state: LLMatcher) -> str:
     for end in ("<state>", "<backtrace>", "<non-verbose/>"):
         text = text.partition(end)[0]
     text = text.strip()
+    if text.startswith(_NOT_ONE_OF):
+        return _ONE_OF
     return NO_TOKEN if text.startswith("NoExtension") else text

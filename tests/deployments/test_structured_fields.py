@@ -155,6 +155,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "string", "format": "path"}}, "guided_json", "Unknown format: path"),
     ({"guided_json": {"$ref": "#/$defs/a", "nullable": True}}, "guided_json", "nullable"),
     ({"guided_json": SCHEMA | {"x-guidance": {"whitespace_flexible": True}}}, "guided_json", "x-guidance"),
+    ({"guided_json": {"oneOf": [SCHEMA, {"type": "object"}]}}, "guided_json", "give `anyOf`"),
     ({"guided_json": '{"type": '}, "guided_json", "JSON"),
     ({"guided_json": False}, "guided_json", "no answer"),
     ({"guided_json": "false"}, "guided_json", "no answer"),
