@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
@@ -18,6 +19,10 @@ _EXCLUSIVE = (
     (1, "exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum")),
     (-1, "exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum")),
 )
+# In a pattern: an escape, or a class of characters and what is in it; there, what is an operation in Rust.
+_CLASS = re.compile(r"\\.|\[((?:\\.|[^\]\\])*)\]", re.DOTALL)
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_OPERATION = re.compile(r"\[|&&|--|~~")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -37,7 +42,7 @@ def why_not_exact(schema: Any, is_kept: Callable[[Number], bool]) -> str | None:
             bound = part.get(name)
             if _is_number(bound) and abs(bound) > _EXACT:
                 return f"`{name}` of {bound!r} is beyond 2^53, where not all integers can be told apart"
-        reason = _about_properties(part) or _about_items(part) or _about_bounds(part)
+        reason = _about_properties(part) or _about_items(part) or _about_bounds(part) or _about_patterns(part)
         if reason is not None:
             return reason
     return None
@@ -81,6 +86,20 @@ def _about_bounds(schema: dict[str, Any]) -> str | None:
             other = schema.get(name)
             if _is_number(other) and 0 < (other - bound) * sign < 1:
                 return f"`{near}` of {bound!r} beside `{name}` of {other!r} would let {bound!r} through"
+    return None
+
+
+def _about_patterns(schema: dict[str, Any]) -> str | None:
+    """In a class of characters, JSON Schema's expressions have no classes and no operations on them."""
+    by_pattern = schema.get("patternProperties")
+    for pattern in (schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
+        for found in _CLASS.finditer(pattern if isinstance(pattern, str) else ""):
+            operation = _OPERATION.search(_ESCAPE.sub(".", found[1] or ""))
+            if operation is not None:
+                return (
+                    f"{operation[0]!r} in `{found[0]}` of a pattern would be read as Rust does, as an "
+                    "operation on sets: escape it, or write the class without it"
+                )
     return None
 
 

@@ -50,6 +50,10 @@ def nothing_kept(number: float) -> bool:
         ({"type": ["null", "number"], "exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, "let 1 through"),
         ({"minimum": -2.5, "exclusiveMaximum": -2.0}, "let -2.0 through"),
         ({"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5}, "let 0 through"),
+        ({"pattern": "^[^a~~b]$"}, "'~~' in `[^a~~b]`"),
+        ({"items": {"pattern": r"\[[^\[&&\]]*\]"}}, "'&&' in"),
+        ({"patternProperties": {"x[^+--]": {}}}, "'--' in"),
+        ({"pattern": "[^[a]]"}, "'[' in"),
     ],
 )
 def test_refused(schema: Any, says: str) -> None:
@@ -78,6 +82,8 @@ def test_refused(schema: Any, says: str) -> None:
         {"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.75},
         {"type": "number", "minimum": 0, "maximum": 0.5},
         {"type": "number", "exclusiveMinimum": -1, "maximum": -0.5},
+        {"pattern": r"a&&b--[^\~\~]\[a--b\][a-z_-][\[\]]~~[\\]--"},
+        {"properties": {"pattern": {"const": "[a&&b]"}, "patternProperties": {"enum": ["[--]"]}}},
     ],
 )
 def test_taken(schema: Any) -> None:
@@ -136,3 +142,15 @@ def test_no_number_outside_of_bounds_that_are_taken_is_written(
                 jsonschema.validate(number, schema)
                 num_written += 1
     assert num_written > 40
+
+
+def test_escaped_as_a_refused_pattern_says_it_is_followed(grammars: Grammars) -> None:
+    for pattern, escaped in (("[^a~~b]", r"[^a\~\~b]"), ("[^a&&b]", r"[^a\&\&b]"), ("[^+--]", r"[^+\-\-]")):
+        before, after = (
+            grammars.prepare(
+                Constraint(kind="json_schema", text=json.dumps({"type": "string", "pattern": f"^{one}$"}))
+            )
+            for one in (pattern, escaped)
+        )
+        assert isinstance(before.exception(), GrammarError)
+        assert after.exception() is None
