@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -133,7 +133,8 @@ class LiveClient(HttpClient):
         url: of the server.
         give_up_s: a request without an answer for so long, all attempts together, is lost.
         clock: seconds on the run's clock.
-        on_tokens: called with the time and the number of tokens whenever some arrive.
+        on_tokens: called with the time and the number of tokens whenever some arrive that no earlier attempt
+            has brought: an answer that is asked for again begins with what was received before.
     """
 
     def __init__(
@@ -170,10 +171,11 @@ class LiveClient(HttpClient):
         give_up_at = self._clock() + self.give_up_s
         while True:
             attempt = Attempt(self._clock())
+            held = _most_tokens(delivery.attempts)
             delivery.attempts.append(attempt)
             try:
                 async with asyncio.timeout(max(0.001, give_up_at - self._clock())):
-                    await self._attempt(request, payload, headers, attempt)
+                    await self._attempt(request, payload, headers, attempt, held)
             except TimeoutError:
                 attempt.end, attempt.error = "failed", f"no answer within {self.give_up_s:g} s"
             attempt.ended_s = self._clock()
@@ -186,7 +188,12 @@ class LiveClient(HttpClient):
             await asyncio.sleep(pause_s or 0.0)
 
     async def _attempt(
-        self, request: LiveRequest, payload: bytes, headers: Mapping[str, str], attempt: Attempt
+        self,
+        request: LiveRequest,
+        payload: bytes,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        held: Mapping[int, int],
     ) -> None:
         try:
             async with self.session.post(self.url + request.path, data=payload, headers=headers) as response:
@@ -194,9 +201,9 @@ class LiveClient(HttpClient):
                 if response.status != 200:
                     self._take_refusal(attempt, response, await response.read())
                 elif request.is_stream:
-                    await self._take_stream(attempt, response)
+                    await self._take_stream(attempt, response, held)
                 else:
-                    self._take(attempt, msgspec.json.decode(await response.read()))
+                    self._take(attempt, msgspec.json.decode(await response.read()), held)
                     attempt.end = "answered"
         except (aiohttp.ClientError, OSError) as error:
             attempt.end, attempt.error = "broken", f"{type(error).__name__}: {error}"
@@ -212,7 +219,9 @@ class LiveClient(HttpClient):
             with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
                 attempt.code = str(msgspec.json.decode(body)["error"]["code"])
 
-    async def _take_stream(self, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
+    async def _take_stream(
+        self, attempt: Attempt, response: aiohttp.ClientResponse, held: Mapping[int, int]
+    ) -> None:
         async for line in response.content:
             data = event_data(line)
             if data is None:
@@ -224,12 +233,12 @@ class LiveClient(HttpClient):
             if "error" in chunk:
                 attempt.error = f"error event: {str(chunk['error'])[:300]}"
                 return
-            self._take(attempt, chunk)
+            self._take(attempt, chunk, held)
         attempt.end, attempt.error = "broken", "the stream ended without [DONE]"
 
-    def _take(self, attempt: Attempt, body: Any) -> None:
-        """Add a chunk of a stream, or a whole answer."""
-        num_tokens = 0
+    def _take(self, attempt: Attempt, body: Any, held: Mapping[int, int]) -> None:
+        """Add a chunk of a stream, or a whole answer; `held` is tokens of each choice that came before."""
+        num_tokens = num_new = 0
         for part in body.get("choices") or ():
             choice = attempt.choices.setdefault(part["index"], Choice())
             message = part.get("delta") or part.get("message") or {}
@@ -238,10 +247,21 @@ class LiveClient(HttpClient):
             choice.text += part.get("text") or message.get("content") or ""
             choice.finish_reason = part.get("finish_reason") or choice.finish_reason
             num_tokens += len(tokens)
+            num_new += min(len(tokens), max(0, len(choice.tokens) - held.get(part["index"], 0)))
+        now = self._clock()
         if num_tokens:
-            now = self._clock()
             attempt.arrivals.append((now, num_tokens))
-            self._on_tokens(now, num_tokens)
+        if num_new:
+            self._on_tokens(now, num_new)
         if body.get("usage"):
             attempt.num_output_tokens = body["usage"].get("completion_tokens") or 0
         attempt.metrics = body.get("metrics") or attempt.metrics
+
+
+def _most_tokens(attempts: Sequence[Attempt]) -> dict[int, int]:
+    """How many tokens of each choice any of the attempts has brought."""
+    found: dict[int, int] = {}
+    for attempt in attempts:
+        for index, choice in attempt.choices.items():
+            found[index] = max(found.get(index, 0), len(choice.tokens))
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +116,40 @@ async def test_who_is_refused_until_it_has_no_patience_left_is_turned_away_and_n
     await runner.cleanup()
     found = comparison.summary()
     assert (found["turned_away"], found["lost"], found["refused"]) == (1, 0, 1)
+
+
+async def test_tokens_that_come_again_after_a_break_are_no_throughput() -> None:
+    asked = next(one for one in mixed_requests(14, 0, 16) if one.is_stream)
+    num_asked = 0
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def answer(_: web.Request) -> web.Response:
+        """Breaks after two pieces the first time; then begins anew, as an answer that is kept for its key."""
+        nonlocal num_asked
+        num_asked += 1
+        chunks = [{"choices": [{"index": 0, "token_ids": [10 * i, 10 * i + 1]}]} for i in range(4)]
+        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+        return web.Response(text="".join(lines[:2] if num_asked == 1 else [*lines, "data: [DONE]\n\n"]))
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post(asked.path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    arrived: list[int] = []
+    url = f"http://{host}:{port}"
+    async with LiveClient(url, give_up_s=5.0, on_tokens=lambda at, tokens: arrived.append(tokens)) as client:
+        delivery = await client.ask(asked, "id")
+    await runner.cleanup()
+    assert [attempt.end for attempt in delivery.attempts] == ["broken", "answered"]
+    assert len(delivery.last.choices[0].tokens) == 8
+    assert arrived == [2, 2, 2, 2]
+    # When an attempt's first tokens came counts whether they are new or not.
+    assert len(delivery.last.arrivals) == 4
 
 
 def test_the_mixed_requests_come_in_all_classes_modes_and_both_ways() -> None:
