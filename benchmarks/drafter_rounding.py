@@ -38,7 +38,8 @@ def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, roun
     raw["drafters"] = [one for one in raw["drafters"] if one["name"] == drafter]
     tokenizer = load_tokenizer(model_directory(raw["target"]["path"]))
     asked = [prompt_ids(tokenizer, prompt) for prompt in spread(load_prompts(domain), prompts)]
-    sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
+    # What a target writes after the end of its answer nobody asks for, and drafters are no measure of it.
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, stop_token_ids=(tokenizer.eos_token_id,))
     requests = [Submit(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(asked)]
     found: dict[str, list[float]] = {name: [] for name in KINDS}
     answers: dict[str, list[list[int]]] = {}
