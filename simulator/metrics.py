@@ -166,8 +166,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         system: what served.
         simulated_s: from the start to the last answer.
-        classes: by class of request, and under `all`; under `background` those of the background that ended,
-            which are in no other.
+        classes: by class of request, and under `all`; under `background` those of the background that ended
+            until then, which are in no other.
         steps: where the time went.
         num_preemptions, num_rejected, num_unfinished, num_cut: counts. An answer that does not fit into the
             context behind its prompt is cut off, and counts with the tokens that it has. Who was refused, as
@@ -204,8 +204,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         classes = {ALL: Summary.of(outcomes, seconds)}
         for kind in sorted({outcome.kind for outcome in outcomes}):
             classes[kind] = Summary.of([o for o in outcomes if o.kind == kind], seconds)
-        if background:
-            classes[BACKGROUND] = Summary.of(background, seconds)
+        # The run goes on for a moment after the last answer; what ends then is of no second that counts.
+        beside = [outcome for outcome in background if (outcome.ended_s or 0.0) <= seconds]
+        if beside:
+            classes[BACKGROUND] = Summary.of(beside, seconds)
         return cls(
             system=system,
             simulated_s=seconds,

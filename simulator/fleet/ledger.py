@@ -25,7 +25,8 @@ class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
         num_requests: that arrived.
         attainment: share that met their objectives.
         num_refused, num_unfinished: that got no answer, and none before the end.
-        tokens_per_s: of answers that were completed.
+        tokens_per_s: of answers that were completed, those after the last arrival among them, by the seconds
+            of arrivals: more than cells can do where they fall behind.
         ttft_ms, tpot_ms: mean, median and 99th percentile, to 1 %.
     """
 

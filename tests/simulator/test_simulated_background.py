@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.objectives import Limit, SloSpec
+from cluster.totals import Totals
 from simulator import hardware, systems, workloads
 from simulator.background import PRIORITY, in_background
 from simulator.cli import app
-from simulator.metrics import BACKGROUND, RunResult
+from simulator.metrics import BACKGROUND, Outcome, RunResult
 from simulator.run import Options, simulate
 
 RATE, SECONDS = 6.0, 5.0
@@ -45,6 +46,16 @@ def test_it_is_there_from_the_start_without_objectives() -> None:
     ] * 3
     assert [one.num_prompt for one in backlog] == [shape.num_prompt for shape in shapes]
     assert len({one.seed for one in [*backlog, *in_background(shapes, 3)]}) == 6
+
+
+def test_what_ends_after_the_last_answer_is_of_none_of_the_seconds_counted() -> None:
+    def ended(at_s: float) -> Outcome:
+        return Outcome(kind="code", attained=True, num_output=10, num_steps=10, ended_s=at_s)
+
+    result = RunResult.of("x", [ended(1.0), ended(5.0)], Totals(), 0, [ended(2.0), ended(5.0), ended(5.9)])
+    assert result.simulated_s == 5.0
+    assert result.classes[BACKGROUND].num_requests == 2
+    assert result.classes[BACKGROUND].throughput_tokens_s == pytest.approx(20 / 5.0)
 
 
 def test_the_command_reports_it_apart_and_does_not_wait_for_it() -> None:
