@@ -60,7 +60,11 @@ class Record:
             held = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
-        if not isinstance(held, dict) or held.get("benchmark") != "compare" or held.get("version") != VERSION:
+        fields = ("environment", "baseline", "saturation", "points", "runs", "outputs")
+        is_one = (
+            isinstance(held, dict) and held.get("benchmark") == "compare" and held.get("version") == VERSION
+        )
+        if not is_one or not {"settings", *fields} <= held.keys():
             raise ValueError(f"{path} holds no runs of `flotilla bench compare` of this version")
         names = {*plain, *held["settings"]}
         differing = sorted(name for name in names if plain.get(name) != held["settings"].get(name))
@@ -75,7 +79,6 @@ class Record:
             raise ValueError(
                 f"{path} holds runs of another machine, {there}; name another file, or remove it"
             )
-        fields = ("environment", "baseline", "saturation", "points", "runs", "outputs")
         return cls(settings=plain, path=path, **{name: held[name] for name in fields})
 
     def has(self, run: Run) -> bool:

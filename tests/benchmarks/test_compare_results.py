@@ -130,6 +130,22 @@ def test_violations_are_compared_with_the_best_of_the_others() -> None:
     assert found.violations_ratio is None
 
 
+def test_a_request_without_objectives_that_fails_violates_none() -> None:
+    def run(policy: str, failed: int) -> dict[str, Any]:
+        outcomes = [outcome([1, 2, 3], 5.0 if n else 20.0, n) for n in range(4)]
+        for one in outcomes[1:]:
+            one.request = replace(one.request, slo=Slo())
+        for one in outcomes[1 : 1 + failed]:
+            one.error = "queue_full: too many"
+        return run_record(Run(policy, POINT, 0), LoadResult(outcomes, 2.0, 0.1), NOTHING, STEPS, [])
+
+    held = by_policy([run("flotilla", 2), run("adaserve", 0)], POINT)
+    found = against_best("flotilla", held, ["adaserve"], "autoregressive")
+    assert found is not None
+    assert found.attainment_gain.mean == 0.0
+    assert (found.violations, found.baseline_violations, found.violations_ratio) == (1, 1, 1.0)
+
+
 def test_outputs_that_differ_from_the_first_are_found() -> None:
     outputs: dict[str, str] = {}
     first = [outcome([1, 2, 3], 5.0, 0), outcome([4, 5], 5.0, 1)]
@@ -233,6 +249,9 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another mix"):
         Record.resume(path, {**settings, "mix": "code=10"}, {})
     path.write_text(json.dumps({"benchmark": "serve"}))
+    with pytest.raises(ValueError, match="holds no runs"):
+        Record.resume(path, settings, {})
+    path.write_text('{"benchmark": "compare", "version": 1, "settings": {}, "runs": []}')
     with pytest.raises(ValueError, match="holds no runs"):
         Record.resume(path, settings, {})
 
