@@ -11,7 +11,7 @@ import numpy as np
 from transformers import GenerationConfig
 
 from benchmarks import workload
-from benchmarks.arrivals import Arrivals, category_peaks
+from benchmarks.arrivals import Arrivals, category_peaks, rescale
 from benchmarks.compare_plan import Point
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import Prompt
@@ -130,16 +130,22 @@ def requests_for(
             raise ValueError("these prompts carry no arrival times: a rate and a duration are needed")
         count = max(LEAST_REQUESTS, round(rate * traffic.duration_s))
     process = Arrivals.workload if own_arrivals else Arrivals.poisson
+    prompts = _part_of(traffic, rate) if own_arrivals else traffic.prompts
     requests = workload.build(
-        traffic.prompts,
+        prompts,
         count=None if own_arrivals else count,
         shares=shares,
         arrivals=Arrivals.closed if traffic.peaks else process,
         rate=rate,
-        slos=slos,
+        # A part of a workload may have none of a class.
+        slos={name: slo for name, slo in slos.items() if name in {"*", *own_shares(prompts)}},
         max_tokens=traffic.max_tokens,
         seed=seed,
     )
+    if own_arrivals:
+        since_start_s = [(prompt.arrival_s or 0.0) - traffic.start_s for prompt in prompts]
+        moments = zip(requests, rescale(since_start_s, rate), strict=True)
+        requests = [replace(request, arrival_s=time) for request, time in moments]
     if traffic.peaks:
         if rate is None:
             raise ValueError("classes that peak need a rate")
@@ -148,21 +154,27 @@ def requests_for(
         )
         timed = (replace(request, arrival_s=time) for request, time in zip(requests, times, strict=True))
         requests = sorted(timed, key=lambda request: request.arrival_s or 0.0)
-    if own_arrivals:
-        requests = _within(requests, traffic.start_s, traffic.duration_s)[: traffic.num_requests]
     return workload.with_slos(requests, baselines)
 
 
-def _within(requests: Sequence[BenchRequest], start_s: float, duration_s: float | None) -> list[BenchRequest]:
-    """The requests that arrive in a window, which becomes the whole run."""
-    found = []
-    for request in requests:
-        arrival_s = (request.arrival_s or 0.0) - start_s
-        if arrival_s >= 0.0 and (duration_s is None or arrival_s <= duration_s):
-            found.append(replace(request, arrival_s=arrival_s))
+def _part_of(traffic: Traffic, rate: float | None) -> list[Prompt]:
+    """The prompts of a workload with arrivals that are asked in a run, by time, from its start on.
+
+    With a rate as many as arrive in the run's time at that rate. Else a part that is busier than the whole,
+    or less busy, as its first minute is, would come at another rate than was asked for.
+    """
+
+    def since_start_s(prompt: Prompt) -> float:
+        return (prompt.arrival_s or 0.0) - traffic.start_s
+
+    found = sorted((one for one in traffic.prompts if since_start_s(one) >= 0.0), key=since_start_s)
+    if traffic.duration_s is not None and rate is not None:
+        found = found[: 1 + round(rate * traffic.duration_s)]
+    elif traffic.duration_s is not None:
+        found = [one for one in found if since_start_s(one) <= traffic.duration_s]
     if not found:
-        raise ValueError(f"nothing arrives from second {start_s:g} of the workload on")
-    return found
+        raise ValueError(f"nothing arrives from second {traffic.start_s:g} of the workload on")
+    return found[: traffic.num_requests]
 
 
 def warmup_requests(traffic: Traffic, count: int, seed: int) -> list[BenchRequest]:

@@ -175,6 +175,27 @@ def test_a_workload_with_arrivals_is_sent_as_it_is_up_to_the_duration() -> None:
     assert [request.arrival_s for request in later] == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
+@pytest.mark.parametrize("rate", [0.5, 4.0])
+def test_a_part_of_a_workload_comes_at_the_rate_asked_for_whatever_its_own(rate: float) -> None:
+    """A minute of one request a second, and then two minutes of four; the file is in no order."""
+    times = [*map(float, range(60)), *(60.0 + n / 4 for n in range(480))]
+    prompts = [Prompt("code", token_ids=(n,), arrival_s=time) for n, time in enumerate(times)]
+    whole = traffic(prompts=prompts[::-1], shares=None, slos={}, duration_s=20.0)
+    for start_s, first in ((0.0, 0), (60.0, 60)):
+        part = requests_for(replace(whole, start_s=start_s), Point(Rate(rate)), rate, 0, {})
+        arrivals = [request.arrival_s or 0.0 for request in part]
+        # Seconds of the start are the file's own, whatever the rate.
+        assert [request.prompt.token_ids for request in part[:2]] == [(first,), (first + 1,)]
+        assert (len(part) - 1) / (arrivals[-1] - arrivals[0]) == pytest.approx(rate)
+        assert arrivals[-1] == pytest.approx(20.0)
+    rare = [*prompts, Prompt("chat", token_ids=(999,), arrival_s=500.0)]  # no part has any of that class
+    slos = parse_slos(["chat:tpot=50", "code:tpot=30"])
+    short = replace(whole, prompts=rare, slos=slos, duration_s=None, num_requests=31)
+    few = requests_for(short, Point(Rate(rate)), rate, 0, {})
+    assert {request.slo.tpot_ms for request in few} == {30.0}
+    assert few[-1].arrival_s == pytest.approx(30 / rate)
+
+
 def test_prompts_of_fewer_classes_have_the_objectives_of_those_and_others_must_be_given_some() -> None:
     options = CompareOptions(("flotilla",), source="prompts.jsonl")
     found = traffic_of(options, [Prompt("code", token_ids=(1,)), Prompt("summaries", token_ids=(2,))])
