@@ -109,7 +109,7 @@ class WindowExceeded(ApiError):
 
     def __init__(self, message: str, param: str, *, num_prompt: int, num_asked: int, window: int) -> None:
         code = "context_length_exceeded"
-        # With openai's client from 3.57 on LangChain sees of an error its message only, and looks for the code.
+        # LangChain with openai 3.57 sees only the message of an error, and looks for the code in it.
         super().__init__(400, f"{message} ({code})", param=param, code=code)
         self.num_prompt, self.num_asked, self.window = num_prompt, num_asked, window
 
