@@ -14,7 +14,12 @@ _WORD_BITS = 32
 
 
 def from_qweight(
-    tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], *, is_symmetric: bool, is_v2: bool
+    tensors: Mapping[str, torch.Tensor],
+    shape: tuple[int, int],
+    *,
+    is_symmetric: bool,
+    is_v2: bool,
+    group: int | None = None,
 ) -> IntegerWeight | torch.Tensor:
     """A weight of GPTQ's or AWQ's; a matrix of floats if not all groups are of equally many inputs.
 
@@ -28,6 +33,8 @@ def from_qweight(
         shape: (outputs, inputs) of the layer.
         is_symmetric: the checkpoint says that all zero points are the middle of what integers there are.
         is_v2: the checkpoint says that zero points are what they are.
+        group: inputs of most layers' groups as the checkpoint says, if it does; of the last one there may be
+            fewer, as AutoRound has them.
 
     Raises:
         ValueError: if they fit no such layer, or have another number of bits than is read.
@@ -60,7 +67,7 @@ def from_qweight(
             is_v2 = int(points[0, 0]) == middle
         if not (is_awq or is_v2):
             points = (points + 1) & ((1 << bits) - 1)
-    return _weight(numbers, scales.T, points, bits, tensors.get("g_idx"))
+    return _weight(numbers, scales.T, points, bits, tensors.get("g_idx"), group)
 
 
 def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> IntegerWeight | torch.Tensor:
@@ -131,15 +138,19 @@ def _weight(
     zeros: torch.Tensor,
     bits: int,
     order: torch.Tensor | None = None,
+    group: int | None = None,
 ) -> IntegerWeight | torch.Tensor:
     """Of numbers [outputs, inputs], with scales and zeros [outputs, groups] of neighbouring inputs.
 
-    With `order` [inputs] the group of each is that. A matrix of floats if groups are not of equally many.
+    All groups are of equally many, but where that many `group`s leave the last one fewer. With `order`
+    [inputs] the group of each is that; a matrix of floats if then groups are not of equally many.
     """
     inputs, groups = numbers.shape[1], scales.shape[-1]
-    if scales.dim() != 2 or inputs % groups:
-        raise ValueError(f"scales {list(scales.shape)} fit no weight {list(numbers.shape)}")
     size = inputs // groups
+    if group is not None and 0 < group < inputs and groups == -(-inputs // group):
+        size = group
+    if scales.dim() != 2 or (inputs % groups and size != group):
+        raise ValueError(f"scales {list(scales.shape)} fit no weight {list(numbers.shape)}")
     if order is None or order.numel() <= 1 or bool((order < 0).all()):  # there is none
         return IntegerWeight.of(numbers, scales, zeros, group=size, bits=bits)
     if order.shape != (inputs,) or not 0 <= int(order.min()) <= int(order.max()) < groups:

@@ -234,6 +234,7 @@ def _read(
         for part in (layer.numbers, layer.scales, *layer.beside)
     }
     described = quantization_of(config)
+    size = described.get("group_size")
     if layer.layout == "fp8":
         scales = _scales(tensors[layer.scales], described)
         return StoredFp8Linear(tensors[layer.numbers], scales, bias, block_of(config))
@@ -247,6 +248,7 @@ def _read(
             shape,
             is_symmetric=bool(described.get("sym")),
             is_v2=_is_v2(described),
+            group=size if isinstance(size, int) else None,
         )
     if isinstance(weight, torch.Tensor):
         return plain_linear(weight.to(dtype), bias)

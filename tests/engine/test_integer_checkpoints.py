@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -173,6 +174,25 @@ def test_groups_of_unequal_sizes_are_widened(tmp_path: Path, caplog: pytest.LogC
     numbers = torch.stack([parts["weight_packed"] >> shift & 15 for shift in range(0, 32, 4)], 2).flatten(1)
     expected = (numbers - 8) * parts["weight_scale"].float()[:, order.long()]
     assert torch.equal(matrix, expected)
+
+
+@pytest.mark.parametrize(("inputs", "groups"), [(192, 2), (160, 2), (320, 3)])
+def test_the_last_group_may_have_fewer_inputs(inputs: int, groups: int) -> None:
+    """AutoRound packs matrices whose inputs no whole number of groups are, and no order beside them."""
+    rng = np.random.default_rng(inputs)
+    numbers, points = rng.integers(0, 16, (16, inputs)), rng.integers(0, 16, (16, groups))
+    scales = rng.uniform(0.5, 1.5, (16, groups)).astype(np.float16)
+    parts = {
+        "qweight": integer_models.words(numbers, 4).T,
+        "qzeros": integer_models.words(points.T, 4),
+        "scales": scales.T,
+    }
+    tensors = {name: torch.from_numpy(part.copy()) for name, part in parts.items()}
+    read = from_qweight(tensors, (16, inputs), is_symmetric=False, is_v2=True, group=128)
+    assert isinstance(read, IntegerWeight)
+    group_of = np.arange(inputs) // 128
+    meant = (numbers - points[:, group_of]) * scales.astype(np.float32)[:, group_of]
+    assert torch.equal(read.dequantized(torch.float32), torch.from_numpy(meant.astype(np.float32)))
 
 
 def test_references_are_plain_models(tmp_path: Path) -> None:
