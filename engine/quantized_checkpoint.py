@@ -154,7 +154,8 @@ def load(
         missing = model.load_state_dict(tensors, strict=False, assign=True).missing_keys
     except RuntimeError as error:
         raise UnreadableCheckpoint(f"{directory}: {error}") from None
-    model.tie_weights()
+    # As Transformers: an output projection that is stored, too, and is another matrix is not the embedding.
+    model.tie_weights(missing_keys=set(missing), recompute_mapping=False)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     lacking = [name for name in missing if name not in parameters or parameters[name].is_meta]
     lacking = [name for name in lacking if not _matches(model._keys_to_ignore_on_load_missing, name)]

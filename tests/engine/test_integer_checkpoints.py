@@ -206,6 +206,18 @@ def test_references_are_plain_models(tmp_path: Path) -> None:
         assert torch.equal(module.weight.cpu(), torch.from_numpy(matrix))
 
 
+def test_an_output_projection_of_its_own_is_not_taken_for_the_embedding(tmp_path: Path) -> None:
+    """Whatever config.json says of the two: so does Transformers with floats."""
+    integer_models.write("llama", "packed", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = 2 * tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": head}, file, metadata={"format": "pt"})
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.tie_word_embeddings
+    assert torch.equal(load(Checkpoint(tmp_path), config, torch.float32).lm_head.weight, head)
+
+
 LAYER = "model.layers.1.mlp.up_proj"
 Tensors = dict[str, torch.Tensor]
 
