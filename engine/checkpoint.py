@@ -27,7 +27,8 @@ class Checkpoint:
         """Look what there is.
 
         Raises:
-            UnreadableCheckpoint: if two files without an index have a tensor of the same name.
+            UnreadableCheckpoint: if two files without an index have a tensor of the same name, or an index
+                names one that its file has not.
         """
         self.directory = directory
         self._files: dict[Path, Any] = {}
@@ -36,6 +37,13 @@ class Checkpoint:
         if index.is_file() and not whole.is_file():
             named = json.loads(index.read_text())["weight_map"]
             self._where = {name: directory / file for name, file in named.items()}
+            there = {file: set(self._open(directory / file).keys()) for file in set(named.values())}
+            lacking = sorted(name for name, file in named.items() if name not in there[file])
+            if lacking:
+                raise UnreadableCheckpoint(
+                    f"{index} says that `{lacking[0]}` is in {named[lacking[0]]}, where it is not: copy the "
+                    "index and all files that it names again from where the model came from"
+                )
         else:
             self._where = {}
             for file in [whole] if whole.is_file() else sorted(directory.glob("*.safetensors")):

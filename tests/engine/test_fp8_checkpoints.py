@@ -287,6 +287,19 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
         load_runner(directory, num_slots=128)
 
 
+def test_a_tensor_that_is_not_where_the_index_says_is_named(tmp_path: Path) -> None:
+    directory = fp8_models.write("llama", "channel", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "model-1.safetensors")}))
+    del tensors["model.norm.weight"]
+    save_file(tensors, directory / "model-1.safetensors", {"format": "pt"})
+    told = r"index\.json says that `model\.norm\.weight` is in model-1\.safetensors, where it is not"
+    with pytest.raises(UnsupportedModel, match=told):
+        load_runner(directory, num_slots=128)
+
+
 def test_an_output_projection_of_eight_bits(tmp_path: Path) -> None:
     def quantize_head(tensors: dict[str, torch.Tensor]) -> None:
         head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
