@@ -101,6 +101,8 @@ def make_tokenizer(text: str | None, ends: list[int], vocab_size: int) -> LLToke
         raise GrammarError("this model has no tokenizer.json, which structured outputs need")
     if not ends:
         raise GrammarError("this model has no end-of-sequence token, which structured outputs need")
+    # No model writes others, as -1 or one beyond its vocabulary; for them llguidance takes no tokenizer.
+    ends = [end for end in ends if 0 <= end < vocab_size] or ends
     try:
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
     except ValueError:  # more tokens than the model has, which `Grammars.mask` leaves out

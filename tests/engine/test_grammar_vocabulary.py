@@ -38,3 +38,12 @@ def test_a_token_that_the_model_does_not_have_is_never_allowed(grammars: Grammar
 def test_a_grammar_of_such_tokens_alone_is_refused(grammars: Grammars) -> None:
     with pytest.raises(GrammarError, match="nothing can satisfy"):
         grammars.check(Constraint(kind="grammar", text="start: <extra> <more>"))
+
+
+@pytest.mark.parametrize("other", [-1, MODEL + 1000])
+def test_an_end_that_the_model_does_not_have_is_passed_over(other: int) -> None:
+    text, end = tokenizer().backend_tokenizer.to_str(), tokenizer().eos_token_id
+    load = partial(make_tokenizer, text, sorted([other, end]), MODEL)
+    [a] = ids("a")
+    mask = matcher_of(Grammars(load, vocab_size=MODEL), Constraint(kind="regex", text="a"), [a]).allowed()
+    assert [token for token in range(MODEL) if holds(mask, token)] == [end]
