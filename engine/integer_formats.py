@@ -92,7 +92,7 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
         raise ValueError(f"`weight_packed` is {_told(words)} where the model has {[outputs, inputs]}")
     bits = _bits(words.shape[1], inputs)
     numbers = _unpacked(words, bits)[:, :inputs]
-    scales = scales.reshape(outputs, -1) if scales.numel() % outputs == 0 else scales
+    scales = scales.reshape(outputs, -1) if scales.shape[:1] == (outputs,) else scales
     if zeros is None:
         points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8)
     elif zeros.dtype == torch.int32 and zeros.dim() == 2 and zeros.shape[0] == _words(outputs, bits):
@@ -127,7 +127,7 @@ def from_int8(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> In
     if scales.numel() == 1:
         scales = scales.reshape(1, 1).expand(outputs, 1)
         zeros = None if zeros is None else zeros.reshape(1, 1).expand(outputs, 1)
-    scales = scales.reshape(outputs, -1) if scales.numel() % outputs == 0 else scales
+    scales = scales.reshape(outputs, -1) if scales.shape[:1] == (outputs,) else scales
     points = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros.reshape(scales.shape)
     return _weight(_unsigned(weight), scales, _unsigned(points), 8)
 

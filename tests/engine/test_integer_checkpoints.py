@@ -384,3 +384,10 @@ def test_one_scale_for_all() -> None:
     numbers = torch.tensor([[-128, 0], [1, 127]], dtype=torch.int8)
     weight = integers(from_int8({"weight": numbers, "weight_scale": torch.tensor(0.5)}, (2, 2)))
     assert weight.dequantized(torch.float32).tolist() == [[-64.0, 0.0], [0.5, 63.5]]
+
+
+def test_scales_of_blocks_are_not_taken_for_those_of_outputs() -> None:
+    """Even if there are as many."""
+    tensors = {"weight": torch.ones(4, 16, dtype=torch.int8), "weight_scale": torch.rand(2, 2)}
+    with pytest.raises(ValueError, match=r"\[2, 2\] fit no weight \[4, 16\]"):
+        from_int8(tensors, (4, 16))
