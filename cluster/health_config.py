@@ -57,6 +57,13 @@ class HealthConfig(StrictModel):
         "killed, so that Ray Serve replaces it; null leaves that to Ray Serve's own checks, which take "
         "longer.",
     )
+    cell_wait_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Requests wait so long for a cell while there is none, then they end with 503. An only "
+        "cell that is lost must load its model within it; where its machine was cut off, Ray takes a minute "
+        "more.",
+    )
 
     @model_validator(mode="after")
     def _allows_lost_beats(self) -> HealthConfig:

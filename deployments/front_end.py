@@ -233,6 +233,7 @@ class FrontEnd(GrpcReplica):
             tool_parser=self._config.target.tool_parser,
             reasoning_parser=self._config.target.reasoning_parser,
             silent_s=self._config.health.silent_s,
+            give_up_after_s=self._config.health.cell_wait_s,
             sampling=self._sampling,
         )
         self._services.append(service)

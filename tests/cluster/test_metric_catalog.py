@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.health_config import HealthConfig
 from cluster.http_config import HttpConfig
 from cluster.metric_catalog import CATALOG, exposed_by
 from cluster.metric_set import MetricSet, UndeclaredMetric, merge
 from scripts.metric_reference import REFERENCE, reference
 
-#: Front ends hold a request for so long while there is no cell (`CellClients.give_up_after_s`).
-LONGEST_WAIT_S = 120.0
+#: Front ends hold a request for so long while there is no cell.
+LONGEST_WAIT_S = HealthConfig().cell_wait_s
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -14,9 +14,13 @@ import pytest
 
 from cluster.config import FlotillaConfig
 from cluster.members import Member, State
+from cluster.stream_messages import Submit
 from deployments.directory import Directory
 from deployments.front_end import FrontEnd
 from deployments.leaving import streams_end
+from deployments.pending_requests import CellLost
+from engine.sampling_params import SamplingParams
+from tests.fakes.tiny_tokenizer import codec
 
 
 def cell(state: State) -> Member:
@@ -107,3 +111,24 @@ async def test_its_last_spans_are_sent_before_it_ends() -> None:
     replica: Any = FrontEnd.__mro__[1]
     await replica.__del__(going)
     assert done[-2:] == ["left", "exported"]
+
+
+async def test_requests_wait_for_a_cell_as_long_as_is_configured() -> None:
+    """One whose only cell loads a large model again needs more than usual, and nobody is told late."""
+    arrived = SimpleNamespace(
+        _cell=None,
+        _codec=codec(),
+        _sampling=None,
+        _services=[],
+        _is_draining=False,
+        _directory=SimpleNamespace(members=[]),
+        _config=FlotillaConfig.model_validate({"target": {"path": "unused"}, "health": {"cell_wait_s": 0.3}}),
+    )
+    replica: Any = FrontEnd.__mro__[1]
+    service = replica._make_service(arrived)
+    began = time.monotonic()
+    submit = Submit(request_id="r", prompt=[1], sampling=SamplingParams(max_tokens=1))
+    with pytest.raises(CellLost, match="did not come back"):
+        await anext(service.client.submit(submit))
+    assert 0.3 <= time.monotonic() - began < 15
+    await service.client.close()
