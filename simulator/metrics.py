@@ -90,6 +90,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             it, where they have none but for the time per token.
         goodput_requests_s: vLLM's: such requests per second.
         throughput_tokens_s: tokens per second of all.
+        accepted_tokens_s: draft tokens per second that the target accepted, SPIN's goodput: unlike
+            throughput without the target's own token of each step.
         accepted_per_step: tokens committed per request and verify step, the target's own included.
         acceptance: share of verified draft tokens that were accepted; None if none were.
         ttft_ms, tpot_ms, e2e_ms: latencies.
@@ -100,6 +102,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     goodput_tokens_s: float
     goodput_requests_s: float
     throughput_tokens_s: float
+    accepted_tokens_s: float
     accepted_per_step: float
     acceptance: float | None
     ttft_ms: Latency
@@ -120,6 +123,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             goodput_tokens_s=sum(outcome.num_output for outcome in met) / seconds,
             goodput_requests_s=len(met) / seconds,
             throughput_tokens_s=tokens / seconds,
+            accepted_tokens_s=accepted / seconds,
             accepted_per_step=tokens / max(1, steps),
             acceptance=accepted / verified if verified else None,
             ttft_ms=Latency.of(outcome.ttft_ms for outcome in outcomes),

@@ -16,6 +16,7 @@ _LABELS = {
     "attainment": "SLO attainment (%)",
     "goodput": "goodput (tokens/s)",
     "throughput": "throughput (tokens/s)",
+    "accepted tokens": "accepted draft tokens/s",
     "step goodput": "goodput of steps (tokens/s)",
     "tokens per step": "tokens per request and step",
     SPEEDUP: "speedup of mean latency",

@@ -18,7 +18,8 @@ _NOT_SIMULATED = """## What is not here
 - AdaServe figure 15 (share of time of selection): measured on the real scheduler, `flotilla bench selection`.
 - SmartSpec figures 7 and 13: profiles say their own errors (`flotilla simulate --list`); fidelity needs the
   running system. Figures 12, 15 and 16: prompt lookup and decoding heads are not simulated.
-- SPIN figure 12: verification here pads nothing, on the real engine too.
+- SPIN figure 12: simulated verification pads nothing; on the real engine `flotilla bench decomposition`
+  ([measured](../decomposition.md#measured)).
 - SpecServe's L40 and AdaServe's second pair in figures 8 to 11: `flotilla simulate --profile qwen-32b-a100`.
 """
 

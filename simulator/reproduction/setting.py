@@ -192,6 +192,7 @@ def figures_of(result: RunResult) -> dict[str, float]:
         "violations": 100.0 * (1.0 - held.attainment),
         "goodput": held.goodput_tokens_s,
         "throughput": held.throughput_tokens_s,
+        "accepted tokens": held.accepted_tokens_s,
         "step goodput": result.steps.goodput_tokens_s,
         "tokens per step": held.accepted_per_step,
         "TTFT": held.ttft_ms.mean,

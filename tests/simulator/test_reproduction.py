@@ -47,6 +47,7 @@ SCOPE = Scope(seeds=(1, 2))
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 def test_every_claim_refers_to_what_the_figure_has(figure: Figure) -> None:
     known = {"attainment", "violations", "goodput", "throughput", "step goodput", "tokens per step", SPEEDUP}
+    known |= {"accepted tokens"}
     assert set(figure.metrics) <= known
     assert set(figure.also) <= known | {"TTFT", "latency"}
     assert figure.claims
@@ -71,6 +72,23 @@ def test_a_seed_determines_a_run() -> None:
     first, again = (figures_of(run(SMALL, 1)) for _ in range(2))
     assert first == again
     assert first != figures_of(run(SMALL, 2))
+
+
+def test_accepted_tokens_leave_out_the_targets_own() -> None:
+    """Each step but a prompt's brings one token of the target's own beside those that it accepted."""
+    plain, drafted = (
+        figures_of(run(msgspec.structs.replace(SMALL, system=system), 1))
+        for system in ("autoregressive", "fixed-4")
+    )
+    assert plain["accepted tokens"] == 0.0
+    own = drafted["throughput"] / drafted["tokens per step"]
+    assert drafted["accepted tokens"] == pytest.approx(drafted["throughput"] - own, rel=0.05)
+
+
+def test_spins_claims_are_asked_of_its_goodput() -> None:
+    """It counts accepted tokens (section VI-B1); by all tokens a drafter that is hardly right looks best."""
+    claims = [claim for name, figure in FIGURES.items() if name.startswith("spin") for claim in figure.claims]
+    assert {claim.metric for claim in claims if not claim.is_ours} == {"accepted tokens"}
 
 
 def test_systems_get_the_same_requests() -> None:
