@@ -45,8 +45,8 @@ class TargetForwards(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a forward, linear but for the knee of the roofline (SmartSpec eq. 7, AdaServe section 4.3)
-    and for the experts of a mixture.
+    """Seconds of a forward, linear but for the knee of the roofline (SmartSpec eq. 7; AdaServe v1, section
+    5.2) and for the experts of a mixture.
 
     `alpha * context + beta * attended + gamma * tokens + gamma_knee * max(0, tokens - knee_tokens)
     + rho * requests + experts_s * experts_read(tokens) + delta`, with `context` and `tokens` totals over the

@@ -129,7 +129,7 @@ class TeamSearch:
             seconds = self._step_s[depth] + self._drafting_s(counts, depth, reading_s)
             goodput = float(tokens[depth - 1]) / seconds
             if goodput <= best.goodput:
-                break  # one peak (SpecServe, section 4.2)
+                break  # one peak (SpecServe, section 4.3)
             best = Team(counts, goodput, depth, num_waiting)
         return best
 

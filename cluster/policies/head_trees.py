@@ -1,4 +1,4 @@
-"""SmartSpec on decoding heads: how many of each head's tokens to verify (section 4.3, eq. 10; figure 16)."""
+"""SmartSpec on decoding heads: how many of each head's tokens to verify (section 4.4, eq. 10; figure 16)."""
 
 from __future__ import annotations
 

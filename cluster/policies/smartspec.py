@@ -38,7 +38,7 @@ class SmartSpec(PlannedEarly):
       it are above T, and the lengths verified maximise goodput under that prediction (Algorithm 3).
 
     Requests drafted for by decoding heads get full trees instead of chains, with as many of each head's
-    tokens as have the highest goodput (section 4.3, top-k tree-style), alike for all; but for the confidence
+    tokens as have the highest goodput (section 4.4, top-k tree-style), alike for all; but for the confidence
     variant, which knows chains only. The engine's one rate stands for all heads. In a batch with both, each
     kind is decided on as if the other just decoded.
 

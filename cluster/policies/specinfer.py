@@ -1,4 +1,4 @@
-"""SpecInfer's static token tree, the baseline of AdaServe (EuroSys 2026, section 6.1): <1,1,3,1,1,1,1,1>."""
+"""SpecInfer's static token tree, a baseline of AdaServe v1 (arXiv 2025, section 6.1): <1,1,3,1,1,1,1,1>."""
 
 from __future__ import annotations
 
