@@ -29,6 +29,8 @@ _FULL = (429, 503, 504)
 _AWAY = (502,)
 #: That the key is wrong.
 _FORBIDDEN = (401, 403)
+#: After these a request would be sent on as a GET, and what that brings be taken for its answer.
+_MOVED = (301, 302, 303)
 #: A later appointment leaves the request's place to others, or a long one would keep them all waiting.
 _HELD_S = 60.0
 #: The longest that a server is believed to want nobody to come back.
@@ -224,6 +226,8 @@ class _Sender:
                     raw = await response.read()
             except (aiohttp.ClientError, OSError) as error:
                 raise BatchStopped(f"cannot reach {self._options.url}: {reason(error)}") from None
+            if any(hop.status in _MOVED for hop in response.history):
+                raise BatchStopped(f"{self._options.url} {_moved(str(response.url), '/v1/models')}")
             if not self._needs_model:
                 return
             if response.status not in (*_FULL, *_AWAY):
@@ -263,6 +267,10 @@ class _Sender:
             return self._pause(job, {}, reason(error))
         except aiohttp.ClientError as error:  # what came is no HTTP
             self._end(error_line(request.custom_id, "invalid_answer", reason(error)))
+            return None
+        if any(hop.status in _MOVED for hop in response.history):
+            told = f"{url} {_moved(str(response.url), request.endpoint)}"
+            self._end(error_line(request.custom_id, "moved", told))
             return None
         status = response.status
         if status in (*_FULL, *_AWAY):
@@ -339,6 +347,10 @@ def _line(request: BatchRequest, status: int, headers: Mapping[str, str], raw: b
         body = {"error": {"message": _message(raw)}}
     request_id = headers.get("X-Request-Id") or body.get("id")
     return answer_line(request.custom_id, status, str(request_id or ""), body)
+
+
+def _moved(address: str, path: str) -> str:
+    return f"sends on to {address}: give the address behind it, as in --url {address.removesuffix(path)}"
 
 
 def _failure(line: dict[str, Any]) -> str:

@@ -241,3 +241,48 @@ async def test_another_protocol_is_no_server(tmp_path: Path) -> None:
     with pytest.raises(BatchStopped, match="cannot reach"):
         await send(tmp_path, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     server.close()
+
+
+async def test_an_address_that_sends_on_is_not_sent_requests(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 3)
+    behind, before = Server(), Server()
+    async with behind.listening() as url, before.listening() as moved:
+
+        def models() -> web.Response:
+            raise web.HTTPMovedPermanently(f"{url}/v1/models")
+
+        before.models = models
+        with pytest.raises(BatchStopped, match=rf"sends on to {url}/v1/models: .* --url {url}$"):
+            await send(tmp_path, moved)
+    assert not behind.asked
+    assert not read_output(tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+async def test_what_a_get_brings_is_no_answer_to_a_request(tmp_path: Path, status: int) -> None:
+    write_input(tmp_path / "in.jsonl", 1, model="m")
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Location": "/v1/models"})
+
+    async with Server(answer).listening() as url:
+        progress = await send(tmp_path, url)
+    assert (progress.num_answered, progress.num_failed) == (0, 1)
+    (line,) = read_output(tmp_path / "out.jsonl")
+    assert line["response"] is None
+    assert line["error"]["code"] == "moved"
+    assert "/v1/models" in line["error"]["message"]
+
+
+@pytest.mark.parametrize("status", [307, 308])
+async def test_a_request_that_is_sent_on_as_it_is_has_its_answer(tmp_path: Path, status: int) -> None:
+    write_input(tmp_path / "in.jsonl", 3)
+    behind = Server()
+    async with behind.listening() as url:
+
+        async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.Response(status=status, headers={"Location": f"{url}{request.path}"})
+
+        async with Server(answer).listening() as moved:
+            progress = await send(tmp_path, moved)
+    assert progress.num_answered == len(behind.asked) == 3
