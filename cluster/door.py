@@ -297,7 +297,7 @@ class Door:
         return Rejected(
             request_id=submit.request_id,
             code="queue_full",
-            message=f"{num_waiting} requests are already waiting{kept}; try again in {retry_after_s:.0f} s",
+            message=f"{_counted(num_waiting)} already waiting{kept}; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
 
@@ -334,7 +334,7 @@ class Door:
         return Rejected(
             request_id=submit.request_id,
             code="queue_full",
-            message=f"{num_own} requests of this API key are already waiting, its part of {limit} places "
+            message=f"{_counted(num_own, ' of this API key')} already waiting, its part of {limit} places "
             f"of which {limit - len(ordered)} are kept for other keys; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
@@ -362,3 +362,7 @@ class Door:
             return submit
         urgent = min((tier.priority for tier in self.config.tiers.values()), default=0)
         return msgspec.structs.replace(submit, priority=min(submit.priority, urgent, 0))
+
+
+def _counted(number: int, whose: str = "") -> str:
+    return f"1 request{whose} is" if number == 1 else f"{number} requests{whose} are"
