@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from typing import Any
@@ -12,7 +13,8 @@ from typer.core import TyperGroup
 class CommandGroup(TyperGroup):
     """Commands that show `?` where the terminal's encoding lacks a character, and go on.
 
-    Answers of models, frames of tables and cut columns hold what Latin-1 and ASCII do not.
+    Answers of models, frames of tables and cut columns hold what Latin-1 and ASCII do not. Where there is
+    no space for what they print, they say so, and end with status 2.
     """
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -20,4 +22,10 @@ class CommandGroup(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="replace")
-        return super().main(*args, **extra)
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            print(f"flotilla: cannot write: {error.strerror}", file=sys.stderr)
+            sys.exit(2)

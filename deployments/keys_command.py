@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,13 +51,12 @@ def create(
     entry |= {"tiers": tier} if tier else {}
     entry |= {"models": model} if model else {}
     entry |= {"limits": {k: v for k, v in limits.items() if v is not None}} if any(limits.values()) else {}
-    text = _added(file, entry)
     if file is None:
-        typer.echo(f"# For security.keys_file:\n{text}", err=True)
-    else:
-        _write(file, text)
-        typer.echo(f"Its hash is in {file}. This is the key; it is not kept anywhere:", err=True)
-    typer.echo(key)
+        typer.echo(f"# For security.keys_file:\n{_added(None, entry)}", err=True)
+        typer.echo(key)
+        return
+    with _changing(file):
+        _tell_and_keep(key, file, _added(file, entry))
 
 
 @app.command("hash")
@@ -130,14 +133,53 @@ def _added(file: Path | None, entry: dict[str, Any]) -> str:
     return str(yaml.safe_dump({"keys": data}, sort_keys=False))
 
 
-def _write(file: Path, text: str) -> None:
-    """Replace the file at once, so that a server that reads it meanwhile finds it whole."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+@contextmanager
+def _changing(file: Path) -> Iterator[None]:
+    """One command at a time: of two, the later would write back the keys that the earlier found."""
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as opened:
-            opened.write(text)
-        beside.replace(file)
+        directory = os.open(Path(os.path.realpath(file)).parent, os.O_RDONLY)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         fail(f"cannot write {file}: {error.strerror}")
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _tell_and_keep(key: str, file: Path, text: str) -> None:
+    """Print a key, and only then replace the file: a key that nobody saw is not kept."""
+    path = Path(os.path.realpath(file))  # a link stays one
+    # At once, so that a server that reads it meanwhile finds it whole.
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with _fails_for(file):
+            _write_as(path, beside, text)
+        typer.echo(key)
+        with _fails_for(file):
+            beside.replace(path)
+        typer.echo(f"Its hash is in {file}. The key itself is not kept anywhere.", err=True)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _fails_for(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        fail(f"cannot write {file}: {error.strerror}")
+
+
+def _write_as(path: Path, beside: Path, text: str) -> None:
+    """Write a file that whoever may read `path` may read; its owner alone if there is none."""
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(text)
+        if not path.exists():
+            return
+        before = path.stat()
+        for owner, group in ((before.st_uid, -1), (-1, before.st_gid)):
+            with suppress(PermissionError):  # not everybody may give a file away
+                os.fchown(opened.fileno(), owner, group)
+        os.fchmod(opened.fileno(), stat.S_IMODE(before.st_mode))
