@@ -288,9 +288,11 @@ def _array_to_list(value: Any) -> Any:
 
 
 def _list_to_array(target: Any, value: Any) -> Any:
-    if getattr(target, "__origin__", None) is not np.ndarray or not isinstance(value, list):
+    if getattr(target, "__origin__", None) is not np.ndarray:
         # What msgspec asks of a hook for types it does not know.
         raise NotImplementedError(f"cannot read a {target}")
+    if not isinstance(value, list):
+        raise TypeError(f"Expected `array`, got `{type(value).__name__}`")
     dtype = get_args(get_args(target)[1])[0]
     return np.array([dtype(one) for one in value], dtype=dtype)
 

@@ -53,8 +53,14 @@ def restored_context(
         if table is None:
             raise DecisionsError(f"version {version} of the calibration of drafter `{drafter}` is missing")
         learnt = calibration.of(drafter)
-        for name, value in table.state.items():
-            setattr(learnt, name, np.array(value, dtype=np.float64))
+        try:
+            for name, value in table.state.items():
+                setattr(learnt, name, np.array(value, dtype=np.float64))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DecisionsError(
+                f"version {version} of the calibration of drafter `{drafter}` is none of this version of "
+                f"Flotilla: {error}"
+            ) from error
     missing = {one.name for one in dataclasses.fields(StepContext)} - {*_APART, *recorded.values}
     if missing:
         raise DecisionsError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from cluster.decisions import DecisionsError, read_entries
+from cluster.decisions import DecisionsError, Entry, read_entries
 from cluster.replay import Replay, ReplayedStep, Segment
 from cluster.replay_report import Comparison, describe
 
@@ -23,7 +24,7 @@ def run_replay(path: Path, policy: str | None, *, quiet: bool) -> bool:
     Args:
         path: JSON lines, as the server writes them.
         policy: ask this policy instead of the recorded one, and print both side by side.
-        quiet: leave out the steps whose decisions are the same.
+        quiet: leave out the steps whose decisions are the same, and what was said of a scheduler before.
 
     Returns:
         whether all decisions are the same.
@@ -32,18 +33,18 @@ def run_replay(path: Path, policy: str | None, *, quiet: bool) -> bool:
         ReplayFailed: for a file or policy that is not one; what could be replayed is printed before.
     """
     replay, comparison, names = Replay(policy), Comparison(), []
-    problem = ""
+    problem, seen = "", set[str]()
     try:
-        with path.open("rb") as lines:
-            for item in replay.run(read_entries(lines)):
-                if isinstance(item, Segment):
-                    names.append(str(item.header.policy.get("name", "?")))
+        for item in replay.run(_entries(path)):
+            if isinstance(item, Segment):
+                names.append(str(item.header.policy.get("name", "?")))
+                # Cells that write the same file interrupt each other every few steps.
+                if not quiet or item.starts_midway or item.header.scheduler not in seen:
                     _print_segment(item)
-                    continue
-                comparison.add(item)
-                _print_step(item, quiet=quiet)
-    except OSError as error:
-        raise ReplayFailed(f"cannot read {path}: {error.strerror}") from error
+                seen.add(item.header.scheduler)
+                continue
+            comparison.add(item)
+            _print_step(item, quiet=quiet)
     except DecisionsError as error:
         problem = f"{path}: {error}"
     except ValueError as error:
@@ -58,6 +59,14 @@ def run_replay(path: Path, policy: str | None, *, quiet: bool) -> bool:
     if problem:
         raise ReplayFailed(problem)
     return comparison.num_different == 0
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    try:
+        with path.open("rb") as lines:
+            yield from read_entries(lines)
+    except OSError as error:
+        raise ReplayFailed(f"cannot read {path}: {error.strerror}") from error
 
 
 def _print_segment(segment: Segment) -> None:
