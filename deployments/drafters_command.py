@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from deployments.api_keys import KEY_SENT, client_headers
-from deployments.client_tls import client_context
 from deployments.command_failure import fail
+from deployments.server_call import open_server
 from deployments.server_url import server_root
 
 app = typer.Typer(help="See and change the drafters of a running server.", no_args_is_help=True)
@@ -94,9 +94,11 @@ def remove(
 ) -> None:
     """Remove a drafter; no request notices but by its speed."""
     answer = _call(url, "DELETE", f"/{urllib.parse.quote(name)}?drain={str(drain).lower()}")
-    typer.echo(f"{name} is {'draining' if drain else 'gone'}")
-    if drain:
-        _show(answer)
+    # One that was still loading has nothing to finish, and is gone at once.
+    left = [one for one in answer["data"] if one["state"] == "draining"] if drain else []
+    typer.echo(f"{name} is {'draining' if left else 'gone'}")
+    if left:
+        _show({"data": left})
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
         request = urllib.request.Request(
             f"{server_root(url)}/admin/drafters{path}", data=data, headers=headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=client_context()) as response:
+        with open_server(request, _TIMEOUT_S) as response:
             answer: Any = json.load(response)
     except urllib.error.HTTPError as error:
         try:

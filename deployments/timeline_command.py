@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from deployments.api_keys import client_headers
-from deployments.client_tls import client_context
+from deployments.server_call import open_server
 from deployments.server_url import server_root
 
 _TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ def fetch_timeline(url: str, output: Path) -> None:
     """
     try:
         request = urllib.request.Request(f"{server_root(url)}/debug/timeline", headers=client_headers())
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=client_context()) as answer:
+        with open_server(request, _TIMEOUT_S) as answer:
             trace = answer.read()
     except urllib.error.HTTPError as error:
         raise TimelineFailed(_message(error)) from None
