@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import uuid
@@ -130,8 +131,9 @@ class RecordedCore(SchedulerCore):
 class DecisionFile:
     """Appends a log's lines to a file, opened anew each time and begun anew after somebody else wrote to it.
 
-    That is so when the file was moved away, and when cores of several policies take turns. A disk that takes
-    no more must not stop the cell: the first failure is logged and ends the writing.
+    That is so when the file was moved away, and when cores of several policies take turns. While another
+    process writes, lines wait for the next time: what it is held up by must not stop this cell as well. Nor
+    must a disk that takes no more: the first failure is logged and ends the writing.
     """
 
     def __init__(self, path: Path, log: DecisionLog) -> None:
@@ -145,6 +147,8 @@ class DecisionFile:
             return
         try:
             with open(self._path, "ab+", opener=_private) as file:
+                if not _locked(file.fileno()):
+                    return
                 size = file.seek(0, os.SEEK_END)
                 is_begun, is_cut_off = size == self._size, False
                 if size and not is_begun:
@@ -157,6 +161,17 @@ class DecisionFile:
         except OSError as error:
             self._log.close_sink()
             _log.error("decisions are no longer recorded: cannot write %s: %s", self._path, error)
+
+
+def _locked(file: int) -> bool:
+    """Whether nobody else writes until it is closed, so that who wrote last stays as it was seen."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def recorded(policy: Policy, log: DecisionLog) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from engine.sampling_params import SamplingParams
 from tests.cluster.recorded_world import live, record, recorded_world
 from tests.cluster.simulated import submit
 from tests.cluster.small_family import small_family
+from tests.cluster.test_core import World
 from tests.examples import examples
 
 VARIANTS = [
@@ -264,6 +266,33 @@ def test_a_file_moved_away_is_begun_anew_and_a_line_cut_off_is_closed(tmp_path: 
     assert isinstance(items[0], Segment)
     assert items[0].starts_midway
     assert len(items) > 5
+
+
+def test_lines_wait_while_another_cell_writes(tmp_path: Path) -> None:
+    """Who had looked at the file just before went on without a header behind what the other wrote."""
+    file, other = tmp_path / "decisions.jsonl", tmp_path / "other.jsonl"
+    worlds = [recorded_world(seed, "adaserve", path) for seed, path in ((1, file), (2, other))]
+
+    def run(world: World) -> None:
+        for number in range(len(world.submitted), len(world.submitted) + 5):
+            world.send(submit(number, world.rng))
+        while world.answer_one():
+            world.core.reflect()
+
+    run(worlds[0])
+    run(worlds[1])
+    before = file.read_bytes()
+    with file.open("ab") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        run(worlds[0])
+        assert file.read_bytes() == before
+        writing.write(other.read_bytes())
+    worlds[0].core.reflect()
+    lines = file.read_bytes().splitlines(keepends=True)
+    headers = [entry for entry in read_entries(lines) if isinstance(entry, Header)]
+    first, second, third = (header.scheduler for header in headers)
+    assert first == third != second
+    assert differences(replay(lines)) == []
 
 
 def test_a_disk_that_takes_nothing_stops_the_record_and_not_the_cell(
