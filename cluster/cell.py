@@ -118,12 +118,13 @@ class Cell:
 
     async def decisions(self, limit: int) -> bytes | None:
         """The newest steps as JSON lines (docs/decisions-log.md); None while none are kept."""
-        return newest_decisions(self.core, limit)
+        # In a thread, here and below: encoding takes up to seconds, in which nobody would get a token.
+        return await asyncio.to_thread(newest_decisions, self.core, limit)
 
     async def timeline(self) -> bytes | None:
         """Who worked when, as a trace for Perfetto (trace event format); None while none is kept."""
         timeline = self._shell.timeline
-        return None if timeline is None else timeline.trace()
+        return None if timeline is None else await asyncio.to_thread(timeline.trace)
 
     async def stats(self) -> dict[str, float]:
         """Processor seconds spent scheduling and seconds of whole iterations, for the scheduler's share."""

@@ -357,7 +357,11 @@ class DecisionLog:
         return self._lines(steps, self._written, with_header=with_header, coming=coming)
 
     def dump(self, limit: int) -> list[bytes]:
-        """A record of the newest `limit` steps kept, complete in itself."""
+        """A record of the newest `limit` steps kept, complete in itself.
+
+        May be called in another thread than the rest: steps that are kept do not change any more, and a list
+        of them is made at once.
+        """
         steps = list(self._ring)[-limit:] if limit > 0 else []
         return self._lines(steps, set(), with_header=True)
 

@@ -111,7 +111,11 @@ class Timeline:
                     self._sent[TARGET, call.call_id] = _Sent(kind, at, _verify_args(call, core))
 
     def trace(self) -> bytes:
-        """The slices in the trace event format, JSON with times in microseconds."""
+        """The slices in the trace event format, JSON with times in microseconds.
+
+        May be called in another thread than those that handle events: slices do not change, and a list of
+        them is made at once.
+        """
         slices = list(self._slices)
         tracks = [SCHEDULER, TARGET]
         tracks += sorted({one.track for one in slices} - set(tracks))
@@ -135,7 +139,9 @@ class Timeline:
                     "args": one.args,
                 }
             )
-        return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+        # One by one: encoding them as one object would keep other threads from running.
+        encoded = b",".join(map(msgspec.json.encode, events))
+        return b'{"traceEvents":[' + encoded + b'],"displayTimeUnit":"ms"}'
 
     def _answered(
         self, track: str, call_id: int, seconds: float, now: float, outcome: dict[str, Any]
