@@ -20,7 +20,7 @@ import aiohttp
 from deployments.api_keys import KEY_VARIABLE, client_headers
 from deployments.batch_file import BatchRequest, answer_line, error_line
 from deployments.client_tls import client_context
-from deployments.connection_errors import reason
+from deployments.connection_errors import moved, reason
 from deployments.server_url import server_root
 
 #: The server is full, or so busy that the request took longer than it may: fewer at a time are answered.
@@ -29,8 +29,6 @@ _FULL = (429, 503, 504)
 _AWAY = (502,)
 #: That the key is wrong.
 _FORBIDDEN = (401, 403)
-#: After these a request would be sent on as a GET, and what that brings be taken for its answer.
-_MOVED = (301, 302, 303)
 #: A later appointment leaves the request's place to others, or a long one would keep them all waiting.
 _HELD_S = 60.0
 #: The longest that a server is believed to want nobody to come back.
@@ -226,8 +224,8 @@ class _Sender:
                     raw = await response.read()
             except (aiohttp.ClientError, OSError) as error:
                 raise BatchStopped(f"cannot reach {self._options.url}: {reason(error)}") from None
-            if any(hop.status in _MOVED for hop in response.history):
-                raise BatchStopped(f"{self._options.url} {_moved(str(response.url), '/v1/models')}")
+            if (elsewhere := moved(response, "/v1/models")) is not None:
+                raise BatchStopped(f"{self._options.url} {elsewhere}")
             if not self._needs_model:
                 return
             if response.status not in (*_FULL, *_AWAY):
@@ -268,9 +266,8 @@ class _Sender:
         except aiohttp.ClientError as error:  # what came is no HTTP
             self._end(error_line(request.custom_id, "invalid_answer", reason(error)))
             return None
-        if any(hop.status in _MOVED for hop in response.history):
-            told = f"{url} {_moved(str(response.url), request.endpoint)}"
-            self._end(error_line(request.custom_id, "moved", told))
+        if (elsewhere := moved(response, request.endpoint)) is not None:
+            self._end(error_line(request.custom_id, "moved", f"{url} {elsewhere}"))
             return None
         status = response.status
         if status in (*_FULL, *_AWAY):
@@ -347,10 +344,6 @@ def _line(request: BatchRequest, status: int, headers: Mapping[str, str], raw: b
         body = {"error": {"message": _message(raw)}}
     request_id = headers.get("X-Request-Id") or body.get("id")
     return answer_line(request.custom_id, status, str(request_id or ""), body)
-
-
-def _moved(address: str, path: str) -> str:
-    return f"sends on to {address}: give the address behind it, as in --url {address.removesuffix(path)}"
 
 
 def _failure(line: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from deployments.api_keys import KEY_SENT, client_headers
 from deployments.client_tls import client_context
-from deployments.connection_errors import NO_ADDRESS, reason
+from deployments.connection_errors import NO_ADDRESS, moved, reason
 from deployments.server_url import server_root
 
 _HELP = "[dim]/new starts over, /quit leaves[/]"
@@ -154,7 +154,10 @@ async def stream_chat(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a streamed answer; raises `ServerError` also where the stream breaks off or is none."""
-    async with session.post(f"{server_root(url)}/v1/chat/completions", json=body) as response:
+    path = "/v1/chat/completions"
+    async with session.post(f"{server_root(url)}{path}", json=body) as response:
+        if (elsewhere := moved(response, path)) is not None:
+            raise ServerError(f"{url} {elsewhere}")
         if response.status != 200:
             told = (
                 _error_message((await response.read()).decode(errors="replace"))

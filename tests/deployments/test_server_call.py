@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from typer.testing import CliRunner
 
 from deployments import cli
+from deployments.chat_client import ServerError, stream_chat
 
 ELSEWHERE = "https://elsewhere.test/admin"
 
@@ -63,6 +65,14 @@ def test_a_drafter_that_was_not_added_does_not_look_as_if_it_was(
         result.output.split()
     )
     assert handler.asked == []
+
+
+async def test_a_chat_says_where_its_server_sends_on_to(url: str, handler: type[SendsOn]) -> None:
+    handler.location = "/elsewhere/v1/chat/completions"
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(ServerError, match=rf"sends on to {url}/elsewhere/v1/.* --url {url}/elsewhere$"):
+            async for _ in stream_chat(session, url, {}):
+                pass
 
 
 @pytest.mark.parametrize("command", [["drafters", "list"], ["timeline", "-o"]])
