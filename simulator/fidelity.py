@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from simulator.fidelity_fit import ServedProfile, fit_profile, rest_s
 from simulator.hardware import HardwareProfile
 from simulator.metrics import Outcome, Summary
 from simulator.noise import key_of
+from simulator.process_pool import process_pool
 from simulator.recorded import RecordedAcceptance
 from simulator.run import Cell, Options
 from simulator.systems import System
@@ -125,7 +125,7 @@ def compare(record: FidelityRecord, *, simulations: int = 1, processes: int = 1)
     jobs = [(number, again) for number in range(len(runs)) for again in range(simulations)]
     if processes > 1:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(record,)) as pool:
+        with process_pool(processes, mp_context=context, initializer=_begin, initargs=(record,)) as pool:
             results = list(pool.map(_simulate, jobs))
     else:
         results = [whole.simulate(*job) for job in jobs]

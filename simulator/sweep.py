@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 
 from simulator.hardware import HardwareProfile
 from simulator.metrics import RunResult
+from simulator.process_pool import process_pool
 from simulator.run import Options, simulate
 from simulator.systems import System
 from simulator.workloads import SimRequest
@@ -52,7 +53,7 @@ def run_jobs(
             if done is not None:
                 done(job)
         return results
-    with ProcessPoolExecutor(processes) as pool:
+    with process_pool(processes) as pool:
         futures = {pool.submit(run_job, job): job for job in listed}
         for future in as_completed(futures):
             future.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -20,6 +19,7 @@ from simulator.fleet import report, scenario
 from simulator.fleet.run import FleetResult, check, run_detailed, run_large
 from simulator.fleet.scenario import Scenario
 from simulator.fleet.surface import Surface, measure
+from simulator.process_pool import process_pool
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -105,7 +105,7 @@ def run_all(runs: list[Scenario], surface: Surface, processes: int) -> list[Flee
     """Large runs, as many at once as there are processes."""
     if processes == 1 or len(runs) == 1:
         return [run_large(one, surface) for one in runs]
-    with ProcessPoolExecutor(min(processes, len(runs))) as pool:
+    with process_pool(min(processes, len(runs))) as pool:
         return list(pool.map(run_large, runs, [surface] * len(runs)))
 
 

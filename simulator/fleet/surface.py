@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from simulator.fleet.arrivals import Arrivals, Requests
 from simulator.fleet.cells import FleetCell, Told, cell_system
 from simulator.fleet.reports import COLUMN, NAMES
 from simulator.fleet.scenario import Scenario
+from simulator.process_pool import process_pool
 from simulator.run import Options
 from simulator.workloads import SimRequest
 
@@ -163,7 +163,7 @@ def measure(
     calls = [(scenario, number, num_requests) for number in reversed(numbers)]
     held: list[_Held] = []
     if processes > 1:
-        with ProcessPoolExecutor(processes) as pool:
+        with process_pool(processes) as pool:
             for one in pool.map(_measure_at, calls):
                 held.append(one)
                 if done is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.process_pool import process_pool
 from simulator.reproduction.cache import Store
 from simulator.reproduction.claims import Results
 from simulator.reproduction.setting import Setting, figures_of, run
@@ -112,16 +113,12 @@ def _run_all(
         for key, point in missing.items():
             yield key, _run(point.setting, point.seed, scope.data)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with process_pool(processes) as pool:
         futures = {
             pool.submit(_run, point.setting, point.seed, scope.data): key for key, point in missing.items()
         }
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 def _run(setting: Setting, seed: int, data: Path | None) -> dict[str, float]:
