@@ -48,7 +48,11 @@ class Vocabulary:
         core.encode_special_tokens = True
         self._core = core
         special = {t["content"]: int(t["id"]) for t in data["added_tokens"] if t["special"]}
-        plain = {int(t["id"]): t["content"].encode() for t in data["added_tokens"] if not t["special"]}
+        plain = {
+            int(t["id"]): t["content"].encode() if is_byte_level else _fallback_piece(t["content"])
+            for t in data["added_tokens"]
+            if not t["special"]
+        }
         names: dict[str, int] = core.get_vocab(with_added_tokens=True)
         alphabet = _byte_alphabet()
         self._pieces: list[bytes | None] = [None] * (max(names.values()) + 1)
@@ -101,11 +105,43 @@ class Vocabulary:
     def _encode(self, run: str) -> list[int]:
         if not run:
             return []
-        ids: list[int] = self._core.encode(run, add_special_tokens=False).ids
-        expected = run.encode()
-        if b"".join(self.piece(token) or b"" for token in ids) == expected:
+        found = self._core.encode(run, add_special_tokens=False)
+        ids: list[int] = found.ids
+        if self._joined(ids) == run.encode():
             return ids
-        return [self._bytes.get(byte, -1) for byte in expected]
+        mended = self._mended(run, ids, found.offsets)
+        return mended if self._joined(mended) == run.encode() else self._bytewise(run)
+
+    def _mended(self, run: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
+        """Tokens of a text, where those that are not exactly what it says are spelled byte by byte.
+
+        Args:
+            run: the text.
+            ids: its tokens.
+            offsets: the characters that each stands for; several may stand for one, and for some there may be
+                none, as where a token takes the spaces beside it.
+        """
+        tokens: list[int] = []
+        end = first = 0
+        while first < len(ids):
+            begin, until = offsets[first]
+            last = first + 1
+            while last < len(ids) and offsets[last][0] < until:
+                until = max(until, offsets[last][1])
+                last += 1
+            part = run[begin:until]
+            tokens += self._bytewise(run[end:begin])
+            tokens += (
+                ids[first:last] if self._joined(ids[first:last]) == part.encode() else self._bytewise(part)
+            )
+            end, first = until, last
+        return tokens + self._bytewise(run[end:])
+
+    def _bytewise(self, run: str) -> list[int]:
+        return [self._bytes.get(byte, -1) for byte in run.encode()]
+
+    def _joined(self, ids: list[int]) -> bytes:
+        return b"".join(self.piece(token) or b"" for token in ids)
 
     def counterparts(self, other: Vocabulary) -> dict[int, int]:
         """The special tokens of this vocabulary that the other one has too: by name, or by role."""

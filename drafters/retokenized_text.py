@@ -17,6 +17,8 @@ from drafters.retokenize_vocabulary import Vocabulary
 # Tokens spelled anew with every addition, and how many of them must come out as before.
 _OVERLAP = 16
 _SAME = 6
+# Bytes, and so tokens at most.
+_LONGEST_CHARACTER = 4
 # Log-probability that a token at the end of a draft is the target's, the text being right: two of three are,
 # from the demo family's smaller vocabulary to its larger one.
 _UNSETTLED = log(0.65)
@@ -105,7 +107,7 @@ class RetokenizedText:
             self._first = len(self.ids)
         overlap = _OVERLAP
         while True:
-            kept = max(0, len(self._ends) - overlap)
+            kept = self._cut(max(0, len(self._ends) - overlap))
             begin = self._ends[kept - 1] if kept else 0
             spelled = self._pair.drafter.spell(bytes(self._text[begin:]))
             if spelled is None:
@@ -121,6 +123,13 @@ class RetokenizedText:
             begin += len(self._pair.drafter.piece(token) or b"")
             self._ends.append(begin)
         return True
+
+    def _cut(self, kept: int) -> int:
+        """`kept` tokens, or a few less: the rest of the last character would be spelled another way alone."""
+        for fewer in range(kept, max(0, kept - _LONGEST_CHARACTER), -1):
+            if not _is_within_character(self._text[self._ends[fewer - 1]]):
+                return fewer
+        return kept if kept > _LONGEST_CHARACTER else 0
 
 
 class Drafted(NamedTuple):
@@ -176,6 +185,11 @@ def drafted_tokens(pair: Pair, tokens: Sequence[int], logps: Sequence[float]) ->
         values.append(logps[len(ends)])
         settled += 1
     return Drafted(drafted, values, settled)
+
+
+def _is_within_character(byte: int) -> bool:
+    """Whether it goes on a character of UTF-8 that was begun before it."""
+    return byte & 0xC0 == 0x80
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

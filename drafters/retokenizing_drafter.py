@@ -232,6 +232,8 @@ class RetokenizingDrafter:
                     depth.append(depth[node] + 1)
                     children.append({})
                     layer_sizes[depth[child]] += 1
+                elif value > logp[child]:
+                    logp[child] = value  # settled here, as it was not by a likelier path that ends with it
                 if child_token in stops:
                     break
                 node = child

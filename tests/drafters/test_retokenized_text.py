@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from drafters.retokenize_vocabulary import Vocabulary, have_same_tokens
 from drafters.retokenized_text import Pair, RetokenizedText, drafted_tokens
-from tests.drafters.tokenizers_of_all_kinds import TEXTS, byte_fallback, byte_level, word_piece
+from tests.drafters.tokenizers_of_all_kinds import TEXTS, byte_fallback, byte_level, spaces_added, word_piece
 from tests.examples import examples
 
-KINDS = ("byte-level", "digits", "nfc", "fallback")
+KINDS = ("byte-level", "digits", "nfc", "fallback", "spaces-added")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vocabula
         "digits": byte_level(root / "b", 300, digits=True),
         "nfc": byte_level(root / "c", 350, nfc=True),
         "fallback": byte_fallback(root / "d"),
+        "spaces-added": spaces_added(root / "e"),
     }
     return {kind: Vocabulary(directory) for kind, directory in directories.items()}
 
@@ -32,7 +33,9 @@ def joined(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
     return b"".join(vocabulary.piece(token) or b"" for token in tokens)
 
 
-PIECES = st.lists(st.sampled_from([*" \n\té漢🎈'", "ret", "urn", "  ", "12", "aaa", "initial"]), max_size=12)
+PIECES = st.lists(
+    st.sampled_from([*" \n\té漢🎈▁'", "</w>", "<s>", "ret", "urn", "  ", "12", "aaa", "initial"]), max_size=12
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,6 +88,48 @@ def test_appending_gives_what_the_tokenizer_makes_of_the_whole(vocabularies: dic
             for token in pair.target.spell(whole) or []:
                 assert text.append([token])
             assert text.ids == pair.drafter.spell(whole)
+
+
+def test_spaces_in_added_tokens_are_spaces(vocabularies: dict[str, Vocabulary]) -> None:
+    """Gemma's tokens of several spaces are added ones, by the name that its vocabulary has for them."""
+    gemma = vocabularies["spaces-added"]
+    tokens = gemma.spell(b"values    \n\nreturn") or []
+    assert [gemma.piece(token) for token in tokens[-3:]] == [b"    ", b"\n\n", b"return"]
+    text = RetokenizedText(Pair.of(gemma, vocabularies["byte-level"]))
+    assert text.append(tokens)
+    assert joined(vocabularies["byte-level"], text.ids) == b"values    \n\nreturn"
+
+
+@pytest.mark.parametrize("odd", ["\u2581", " </w> "])
+def test_only_what_cannot_be_spelled_is_spelled_byte_by_byte(
+    vocabularies: dict[str, Vocabulary], odd: str
+) -> None:
+    """The mark of a space as such, and an added token that takes the spaces around it."""
+    vocabulary = vocabularies["spaces-added" if "w" in odd else "fallback"]
+    around = vocabulary.spell(b"return the initial values of") or []
+    tokens = vocabulary.spell(f"return the initial values of{odd}return the initial values of".encode()) or []
+    assert tokens[: len(around)] == around
+    assert len(tokens) < 2 * len(around) + 8
+
+
+@pytest.mark.parametrize("character", ["🎈", "漢", "é", "\u2581"])
+def test_a_long_text_is_not_spelled_again_with_every_token(
+    vocabularies: dict[str, Vocabulary], character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where characters have several tokens: the last tokens may begin within one."""
+    pair = Pair.of(vocabularies["fallback"], vocabularies["byte-level"])
+    text = RetokenizedText(pair)
+    longest, spell = 0, pair.drafter.spell
+
+    def counted(rest: bytes) -> list[int] | None:
+        nonlocal longest
+        longest = max(longest, len(rest))
+        return spell(rest)
+
+    monkeypatch.setattr(pair.drafter, "spell", counted)
+    for token in pair.target.spell((character * 500).encode()) or []:
+        assert text.append([token])
+    assert longest < 100
 
 
 def test_special_tokens_go_by_name_then_by_role(vocabularies: dict[str, Vocabulary]) -> None:

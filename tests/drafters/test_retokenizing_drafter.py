@@ -66,6 +66,18 @@ def test_wide_trees_keep_to_the_plan(pair: Pair) -> None:
         assert len(set(children.tolist())) == len(children)
 
 
+def test_a_path_is_no_likelier_than_what_it_goes_on_from(pair: Pair) -> None:
+    """A token that ends one path, unsure how it would go on, and is settled within another."""
+    turned = Pair.of(pair.drafter, pair.target)
+    model = ModelDrafter(HFRunner(llama(3, vocab_size=TARGET_SIZE), 4096), max_depth=32)
+    drafter = RetokenizingDrafter(model, turned, OWN_SIZE)
+    rng = np.random.default_rng(0)
+    for number in range(120):
+        item = opening(str(number), [0, *rng.integers(3, 290, 12).tolist()], DraftPlan(5, 4))
+        tree = trees(drafter.draft(call(item)))[str(number)]
+        assert (tree.logp[1:] <= tree.logp[tree.parent[1:]]).all()
+
+
 def test_step_by_step_it_drafts_as_from_the_whole(pair: Pair) -> None:
     """Also where a token changes how those before it are spelled: then KV is rolled back."""
     text = "def initialize(self, values): return 12345 naïve ☃ 漢字 values"

@@ -60,6 +60,35 @@ def byte_fallback(directory: Path) -> Path:
     return _saved(Tokenizer.from_str(json.dumps(data)), directory, "<s>", "</s>")
 
 
+def spaces_added(directory: Path) -> Path:
+    """Gemma's kind: bytes for what has no token, and added ones of several spaces or lines."""
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.normalizer = normalizers.Replace(" ", "\u2581")
+    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    added = ["\u2581\u2581", "\u2581\u2581\u2581\u2581", "\n\n", "</w>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<unk>", "<s>", "</s>", *added, *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    core.train_from_iterator([text.encode("ascii", "ignore").decode() for text in TEXTS], trainer)
+    data = json.loads(core.to_str())
+    data["added_tokens"] = data["added_tokens"][:7]
+    for token in data["added_tokens"][3:]:
+        token["special"] = False
+        token["lstrip"] = token["rstrip"] = token["content"] == "</w>"
+    space = "\u2581"
+    data["model"]["merges"] = [
+        [space, space],
+        [space * 2, space * 2],
+        *(pair for pair in data["model"]["merges"] if set("".join(pair)) != {space}),
+    ]
+    return _saved(Tokenizer.from_str(json.dumps(data)), directory, "<s>", "</s>")
+
+
 def word_piece(directory: Path) -> Path:
     """A kind that cannot spell every text."""
     core = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
