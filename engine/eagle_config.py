@@ -167,7 +167,8 @@ def _obstacle(found: Mapping[str, Any], layer: Mapping[str, Any], described: Eag
         return f"a layer of type {layer['model_type']}"
     if layer.get("hidden_act", "silu") != "silu":
         return f"activation {layer['hidden_act']}"
-    if layer.get("sliding_window") is not None:
+    # SpecForge's have the target's window there, and say that it is not used.
+    if layer.get("sliding_window") is not None and layer.get("use_sliding_window", True):
         return "a sliding window"
     for name in ("fc_norm", "quantization", "quantization_config"):
         if found.get(name):

@@ -126,6 +126,12 @@ def test_layers_are_named_by_their_inputs_or_their_outputs(
     assert feature_layers(36) == (2, 18, 33)
 
 
+def test_a_sliding_window_that_is_not_used_is_none(tmp_path: Path) -> None:
+    """As in SpecForge's configurations for Gemma 3 and Qwen2.5-VL, which have their targets' windows."""
+    directory = EagleReference(TARGET).write(tmp_path)
+    load(rewrite(directory, sliding_window=512, use_sliding_window=False))
+
+
 def test_the_norm_before_the_features_are_combined_may_be_named_inside(tmp_path: Path) -> None:
     directory = EagleReference(TARGET, norm_before_fc=True).write(tmp_path)
     rewrite(directory, norm_before_fc=None, eagle_config={"norm_before_fc": True})
