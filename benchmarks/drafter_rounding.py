@@ -35,6 +35,8 @@ def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, roun
     """Tokens per step with a drafter as it is and rounded, in turns; greedy, always as deep."""
     raw = demo_config().model_dump()
     raw["policy"]["name"] = "fixed"
+    # In a burst short answers end before the drafter has read their prompts, and their steps have no drafts.
+    raw["scheduler"]["max_running"] = 1
     raw["drafters"] = [one for one in raw["drafters"] if one["name"] == drafter]
     tokenizer = load_tokenizer(model_directory(raw["target"]["path"]))
     asked = [prompt_ids(tokenizer, prompt) for prompt in spread(load_prompts(domain), prompts)]
