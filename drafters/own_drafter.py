@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -144,6 +144,13 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
         root = held.tokens[-1]
         if isinstance(proposed, TokenTree):
             tree = proposed
+            integers = (tree.token, tree.parent, tree.depth)
+            # Others pass for such here, and are none where they are sent to.
+            if not (all(_is_of(array, "iu") for array in integers) and _is_of(tree.logp, "iuf")):
+                raise OwnClassError(
+                    "`propose` answered a tree whose token, parent and depth are not all arrays of integers, "
+                    "and logp one of real numbers; `TokenTree.of` makes such of lists"
+                )
         else:
             rate = log((self._num_agreed + 1) / (self._num_scored + 2))
             chain = [_token(token) for token in list(proposed)[: plan.depth]]
@@ -162,13 +169,20 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
                 f"`propose` answered the token {outside[0]}, where ids are from 0 to "
                 f"{self._capabilities.vocab_size - 1}"
             )
+        if tree.logp[0] != 0.0:
+            raise OwnClassError(
+                f"`propose` answered {tree.logp[0]} as log-probability of the root, which is 0"
+            )
         if len(tree) > 1 and not (tree.logp[1:] <= tree.logp[tree.parent[1:]]).all():
             raise OwnClassError("`propose` answered log-probabilities that rise along a path, or are none")
         return _within(tree, plan)
 
 
 def _within(tree: TokenTree, plan: DraftPlan) -> TokenTree:
-    """Of each layer the first nodes that the plan has a place for, whose parents are among them."""
+    """Of each layer the first nodes that the plan has a place for, whose parents are among them.
+
+    Those of no probability at all are left out: what follows them would have any.
+    """
     layers = [0] * (plan.depth + 1)
     kept = np.zeros(len(tree), dtype=np.bool_)
     for node, (parent, depth) in enumerate(zip(tree.parent.tolist(), tree.depth.tolist(), strict=True)):
@@ -176,6 +190,7 @@ def _within(tree: TokenTree, plan: DraftPlan) -> TokenTree:
             kept[parent]
             and depth <= plan.depth
             and layers[depth] < plan.width
+            and tree.logp[node] > -inf
             and tree.logp[node] >= plan.stop_logp
         ):
             kept[node] = True
@@ -196,6 +211,10 @@ def _token(token: object) -> int:
     if isinstance(token, bool) or not isinstance(token, int | np.integer):
         raise OwnClassError(f"`propose` answered {token!r:.40}, where it is to answer token ids or a tree")
     return int(token)
+
+
+def _is_of(array: object, kinds: str) -> bool:
+    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds
 
 
 class _View(Sequence[int]):

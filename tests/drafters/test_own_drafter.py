@@ -95,6 +95,12 @@ def test_a_tree_is_drafted_within_the_plan() -> None:
     assert tree.token.tolist() == [8, 1, 2, 4]
 
 
+def test_what_has_no_probability_is_left_out() -> None:
+    answer = "TokenTree.of([3, 1, 2, 4], [-1, 0, 1, 0], [0, -np.inf, -np.inf, -1], [0, 1, 2, 1])"
+    tree = tree_of(made("Answers", answer=answer), opening("a", [1, 2, 3], PLAN))
+    assert (tree.token.tolist(), tree.logp.tolist()) == ([3, 4], [0, -1])
+
+
 def test_what_came_is_held_against_what_was_proposed() -> None:
     drafter = made("Counts", odd=6)
     drafter.draft(call(opening("a", [1, 2, 3], PLAN)))  # 4, 5, 9
@@ -133,6 +139,11 @@ def test_requests_that_end_are_forgotten() -> None:
         ("TokenTree.of([3, 1], [-1, 0], [0, float('nan')], [0, 1])", "that rise along a path, or are none"),
         ("TokenTree.of([3, 1, 2], [-1, 0, 1], [0, -1, -0.5], [0, 1, 2])", "that rise along a path"),
         ("TokenTree.of([3, 1], [-1, 0], [0, 0.5], [0, 1])", "that rise along a path"),
+        ("TokenTree.of([3, 1], [-1, 0], [float('inf'), -1], [0, 1])", "inf as log-probability of the root"),
+        ("TokenTree.of([3], [-1], [float('nan')], [0])", "nan as log-probability of the root"),
+        ("TokenTree([3, 1], [-1, 0], [0, -1], [0, 1])", "not all arrays of integers"),
+        ("TokenTree(*map(np.array, ([3, 1.5], [-1, 0], [0, -1], [0, 1])))", "not all arrays of integers"),
+        ("TokenTree(*map(np.array, ([3, 1], [-1, 0], [0, -1j], [0, 1])))", "logp one of real numbers"),
     ],
 )
 def test_where_it_fails_nothing_is_drafted(answer: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
