@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf, log
+from time import perf_counter
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -16,6 +18,11 @@ from drafters.protocol import Capabilities
 from engine.own_classes import Guard, OwnClassError, make_own
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
+
+# Of a request that is read for its scores alone the last tokens are judged, so many at most; but no further
+# proposal is asked for after so many seconds, or a slow class would seem to hang.
+READ_TOKENS = 16
+READ_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
     """Drafts what a user's class proposes, checked; where it fails, its requests go on without drafts.
 
     Chains have the log-probabilities of how often first choices were right so far, by Laplace's rule.
-    Committed tokens are scored as far as the last proposal goes.
+    Committed tokens are scored as far as the last proposal goes; of a request that is opened and not drafted
+    for, the last ones by what is proposed before them.
 
     Args:
         import_path: of the class.
@@ -123,10 +131,10 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
     ) -> Draft:
         tree, held.expected = TokenTree.root_only(held.tokens[-1]), None
         if plan.depth:
-            with self._guard.during("`propose`"):
-                proposed = self._proposer.propose(item.request_id, _View(held.tokens), plan.depth, plan.width)
-                tree = self._checked(proposed, held, plan)
+            tree = self._proposed(item.request_id, held.tokens, plan)
             held.expected = _first_choices(tree)
+        elif item.spec is not None and not item.plan.depth:
+            num_scored, num_agreed = self._judged(held)
         return Draft(request_id=item.request_id, tree=tree, num_scored=num_scored, num_agreed=num_agreed)
 
     def _drafts(self, call: DraftCall, begun: Sequence[Draft]) -> list[Draft]:
@@ -139,9 +147,36 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
             with self._guard.during("`forget`"):
                 self._forget(held.spec.request_id)
 
-    def _checked(self, proposed: Sequence[int] | TokenTree, held: _Held, plan: DraftPlan) -> TokenTree:
+    def _judged(self, held: _Held) -> tuple[int, int]:
+        """How many of the last tokens of an output were scored, and how many agreed with proposals."""
+        tokens, until = held.tokens, perf_counter() + READ_S
+        at = max(held.spec.prompt_len, len(tokens) - READ_TOKENS)
+        num_scored = num_agreed = 0
+        while at < len(tokens) and (not num_scored or perf_counter() < until):
+            plan = DraftPlan(depth=min(self._capabilities.max_depth, len(tokens) - at))
+            expected = _first_choices(self._proposed(held.spec.request_id, tokens[:at], plan))
+            agreed = sum(
+                1
+                for _ in takewhile(lambda pair: pair[0] == pair[1], zip(expected, tokens[at:], strict=False))
+            )
+            # The first that was not said is judged as well; beyond a proposal that came true nothing was.
+            scored = max(1, agreed + (agreed < len(expected)))
+            num_agreed += agreed
+            num_scored += scored
+            at += scored
+        self._num_scored += num_scored
+        self._num_agreed += num_agreed
+        return num_scored, num_agreed
+
+    def _proposed(self, request_id: str, tokens: list[int], plan: DraftPlan) -> TokenTree:
+        """What may follow; the root alone where the class fails."""
+        with self._guard.during("`propose`"):
+            proposed = self._proposer.propose(request_id, _View(tokens), plan.depth, plan.width)
+            return self._checked(proposed, tokens[-1], plan)
+        return TokenTree.root_only(tokens[-1])
+
+    def _checked(self, proposed: Sequence[int] | TokenTree, root: int, plan: DraftPlan) -> TokenTree:
         """The proposal as a tree within the plan; raises `OwnClassError` for what is none."""
-        root = held.tokens[-1]
         if isinstance(proposed, TokenTree):
             tree = proposed
             integers = (tree.token, tree.parent, tree.depth)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drafters.messages import DraftItem, DraftPlan
-from drafters.own_drafter import OwnDrafter, OwnDrafterSettings
+from drafters.own_drafter import READ_TOKENS, OwnDrafter, OwnDrafterSettings
 from engine.own_classes import OwnClassError
 from engine.tree import TokenTree
 from tests.drafters.tiny import call, following, opening, trees
@@ -112,6 +112,20 @@ def test_what_came_is_held_against_what_was_proposed() -> None:
     drafter.draft(call(following("a", 8, [9], DraftPlan(depth=0))))
     (draft,) = drafter.draft(call(following("a", 9, [1], PLAN))).drafts
     assert (draft.num_scored, draft.num_agreed) == (0, 0)  # nothing was asked
+
+
+def test_a_request_that_it_does_not_serve_is_scored_by_its_last_tokens() -> None:
+    """Read for a selector: unscored, it would count as one that cannot follow, and never be chosen."""
+    drafter = made("Counts", odd=6)
+    read, prompt = DraftPlan(depth=0), [9, 9]
+    item = opening("a", [*prompt, 3, 4, 5, 6, 7], read, prompt_len=2)
+    (draft,) = drafter.draft(call(item)).drafts
+    # 3 was not said after 9, nor 6; all that follows what came true was.
+    assert (draft.num_scored, draft.num_agreed, len(draft.tree)) == (5, 3, 1)
+    (draft,) = drafter.draft(call(opening("b", prompt, read))).drafts
+    assert (draft.num_scored, draft.num_agreed) == (0, 0)  # there is no output yet
+    (draft,) = drafter.draft(call(opening("c", list(range(1, 20)), read, prompt_len=1))).drafts
+    assert draft.num_scored == READ_TOKENS
 
 
 def test_requests_that_end_are_forgotten() -> None:
