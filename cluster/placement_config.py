@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 
 class StrictModel(BaseModel):
@@ -16,11 +16,11 @@ class StrictModel(BaseModel):
 class ResourcesConfig(StrictModel):
     """What Ray reserves for one worker, and on which nodes it may run."""
 
-    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
-    num_gpus: float = Field(
+    num_cpus: FiniteFloat = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
+    num_gpus: FiniteFloat = Field(
         default=0.0, ge=0, description="Ray GPUs reserved; below 1 a share of one device, memory not divided."
     )
-    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    resources: dict[str, Annotated[FiniteFloat, Field(gt=0)]] = Field(
         default_factory=dict, description="Custom Ray resources reserved."
     )
     labels: dict[str, str] = Field(
@@ -39,7 +39,7 @@ class ResourcesConfig(StrictModel):
 class TargetPlacementConfig(ResourcesConfig):
     """Where the target's ranks run, and what is reserved for each."""
 
-    num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved.")
+    num_cpus: FiniteFloat = Field(default=1.0, ge=0, description="Ray CPUs reserved.")
 
 
 class PlacementConfig(ResourcesConfig):
@@ -55,12 +55,12 @@ class PlacementConfig(ResourcesConfig):
 class ReplicaPlacementConfig(StrictModel):
     """What Ray reserves for the process of a cell or of a front end itself, and so where it may run."""
 
-    num_cpus: float = Field(
+    num_cpus: FiniteFloat = Field(
         default=0.0,
         ge=0,
         description="Ray CPUs reserved for each; while one replaces another, for both.",
     )
-    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    resources: dict[str, Annotated[FiniteFloat, Field(gt=0)]] = Field(
         default_factory=dict,
         description="Custom Ray resources reserved for each: 0.001 of one has it run where that is. Without, "
         "and without CPUs, Ray may start it on any node, its head too.",

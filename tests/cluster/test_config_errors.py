@@ -55,6 +55,16 @@ def told(text: str) -> list[str]:
         ),
         ("target: {path: x, zzz: 3}", ["target.zzz: there is no such field"]),
         (
+            "target: {path: x, placement: {num_cpus: .inf, num_gpus: .inf, resources: {rack: .inf}}}\n"
+            "scaling: {cells: {placement: {num_cpus: .inf}}}",
+            [
+                "target.placement.num_cpus: must be a finite number",
+                "target.placement.num_gpus: must be a finite number",
+                "target.placement.resources.rack: must be a finite number",
+                "scaling.cells.placement.num_cpus: must be a finite number",
+            ],
+        ),
+        (
             "target: {path: x}\ndrafters: [{kind: ngram}]",
             [
                 "drafters.0: `kind` must be one of 'model', 'prompt_lookup', 'suffix_automaton', 'heads', "
