@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+
+#: What Ray counts by itself: it refuses them among custom resources, with an error about its own arguments.
+_RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
+#: Digits after the point with which Ray counts resources; it refuses more.
+_DIGITS = 4
+
+
+def _are_custom(resources: dict[str, float]) -> dict[str, float]:
+    for name, amount in resources.items():
+        if name in _RESERVED:
+            raise ValueError(
+                f"`{name}` is not a custom resource: CPUs and GPUs are reserved with `num_cpus` and "
+                "`num_gpus`, memory cannot be"
+            )
+        if round(amount, _DIGITS) != amount:
+            raise ValueError(f"the amount of `{name}` must be a multiple of 0.0001, as finely as Ray counts")
+    return resources
+
+
+#: Amounts by name.
+CustomResources = Annotated[dict[str, Annotated[FiniteFloat, Field(gt=0)]], AfterValidator(_are_custom)]
 
 
 class StrictModel(BaseModel):
@@ -20,9 +41,7 @@ class ResourcesConfig(StrictModel):
     num_gpus: FiniteFloat = Field(
         default=0.0, ge=0, description="Ray GPUs reserved; below 1 a share of one device, memory not divided."
     )
-    resources: dict[str, Annotated[FiniteFloat, Field(gt=0)]] = Field(
-        default_factory=dict, description="Custom Ray resources reserved."
-    )
+    resources: CustomResources = Field(default_factory=dict, description="Custom Ray resources reserved.")
     labels: dict[str, str] = Field(
         default_factory=dict,
         description="Ray node labels it needs: `value`, `!value`, `in(a,b)` or `!in(a,b)` by label.",
@@ -60,7 +79,7 @@ class ReplicaPlacementConfig(StrictModel):
         ge=0,
         description="Ray CPUs reserved for each; while one replaces another, for both.",
     )
-    resources: dict[str, Annotated[FiniteFloat, Field(gt=0)]] = Field(
+    resources: CustomResources = Field(
         default_factory=dict,
         description="Custom Ray resources reserved for each: 0.001 of one has it run where that is. Without, "
         "and without CPUs, Ray may start it on any node, its head too.",

@@ -65,6 +65,16 @@ def told(text: str) -> list[str]:
             ],
         ),
         (
+            "target: {path: x, placement: {resources: {GPU: 1}}}\n"
+            "scaling: {front_ends: {placement: {resources: {rack: 0.00001}}}}",
+            [
+                "target.placement.resources: `GPU` is not a custom resource: CPUs and GPUs are reserved with "
+                "`num_cpus` and `num_gpus`, memory cannot be",
+                "scaling.front_ends.placement.resources: the amount of `rack` must be a multiple of 0.0001, "
+                "as finely as Ray counts",
+            ],
+        ),
+        (
             "target: {path: x}\ndrafters: [{kind: ngram}]",
             [
                 "drafters.0: `kind` must be one of 'model', 'prompt_lookup', 'suffix_automaton', 'heads', "
