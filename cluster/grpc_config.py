@@ -13,7 +13,7 @@ class GrpcConfig(StrictModel):
     """Whether and where the API is also served over gRPC (docs/grpc.md)."""
 
     enabled: bool = Field(default=False, description="Off unless told otherwise.")
-    host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Loopback unless told otherwise.")
     port: int = Field(default=9000, ge=0, le=65535, description="0 takes any free port.")
     direct: bool = Field(
         default=True,

@@ -14,7 +14,7 @@ from cluster.placement_config import StrictModel
 class HttpConfig(StrictModel):
     """Where the API listens."""
 
-    host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Loopback unless told otherwise.")
     port: int = Field(default=8000, ge=0, le=65535, description="0 takes any free port.")
     direct: bool = Field(
         default=True,

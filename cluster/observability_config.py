@@ -14,7 +14,7 @@ class MetricsConfig(StrictModel):
     """Where Prometheus scrapes. Any front end answers for the whole system, every process exactly once."""
 
     host: str = Field(
-        default="127.0.0.1", description="Where `port` listens; loopback unless told otherwise."
+        default="127.0.0.1", min_length=1, description="Where `port` listens; loopback unless told otherwise."
     )
     port: int | None = Field(
         default=None,

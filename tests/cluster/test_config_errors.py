@@ -65,6 +65,10 @@ def told(text: str) -> list[str]:
             ],
         ),
         (
+            "target: {path: x}\nhttp: {host: ''}\ngrpc: {host: ''}\nmetrics: {host: ''}",
+            [f"{section}.host: must have at least 1 character" for section in ("http", "metrics", "grpc")],
+        ),
+        (
             "target: {path: x, placement: {resources: {GPU: 1}}}\n"
             "scaling: {front_ends: {placement: {resources: {rack: 0.00001}}}}",
             [
