@@ -25,7 +25,22 @@ class _Loader(yaml.SafeLoader):
             seen.add(name)
         return node
 
+    # What looks like a date or a number need be none, such as 2025-31-12: Python says so without the place.
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            problem = f"a value that looks like a date or a number is none ({error}); put quotes around text"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
 
 def load_yaml(text: str) -> Any:
-    """What `yaml.safe_load` gives; raises `yaml.YAMLError` also where a mapping has a field twice."""
-    return yaml.load(text, _Loader)
+    """What `yaml.safe_load` gives.
+
+    Raises:
+        yaml.YAMLError: also where a mapping has a field twice, or a value cannot be what it looks like.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("lists or fields lie in one another too deep to be read") from None

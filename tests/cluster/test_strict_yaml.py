@@ -19,6 +19,22 @@ def test_a_field_that_is_given_twice_is_refused_with_its_line(text: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "target:\n  served_name: 2025-31-12",
+            r"\(month must be in 1..12\); put quotes around text\n.*line 2",
+        ),
+        (f"a: {'9' * 5000}", r"looks like a date or a number is none"),
+        (f"a: {'[' * 5000}{']' * 5000}", "too deep to be read"),
+    ],
+)
+def test_what_python_cannot_hold_is_an_error_in_the_file(text: str, told: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=told):
+        load_yaml(text)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
