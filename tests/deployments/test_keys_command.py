@@ -39,7 +39,6 @@ def test_a_key_that_nobody_could_read_is_not_kept(file: Path) -> None:
     assert os.listdir(file.parent) == [file.name]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
 def test_nor_is_one_for_which_there_is_no_space(file: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
