@@ -24,9 +24,10 @@ NEAR_SHARE, FAR_SHARE = 0.5, 0.2
 TENANT_SHARE = 0.5
 # How much later, or by its clock earlier, than it was told a client may come.
 LATE_S, EARLY_S = 1.0, 0.1
-# Whoever asks the same again after this time has asked too early. Before, it is another client, or one that
-# wants several answers: they ask at once, and each has a time of its own.
-REPEATED_S = 0.3
+# Whoever asks the same again so many seconds after it asked last has asked too early. Before, it is another
+# client, or one that wants several answers: they ask at once. Later, it may as well be somebody else, and who
+# was told a time by itself finds it kept.
+REPEATED_S, INSISTS_S = 0.3, 3.0
 # Whoever may come within so many seconds tries all times from then on, so that the next need not try them.
 SOON_S = 30
 # Most times that are tried for one client.
@@ -162,7 +163,7 @@ class Promises:
     def _repeated(self, who: Identity, now: float) -> Promise | None:
         """The promise of a client that asks again before its time; of several, the first."""
         for promise in self._by_identity.get(who, ()):
-            if promise.at > now and now - self._asked_at[promise.number] >= REPEATED_S:
+            if promise.at > now and REPEATED_S <= now - self._asked_at[promise.number] <= INSISTS_S:
                 return promise
         return None
 

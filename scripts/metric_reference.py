@@ -25,9 +25,9 @@ scrape_configs:
     static_configs: [{{targets: ["127.0.0.1:8000"]}}]
 ```
 
-`metrics.port` ([configuration](configuration.md#metricsconfig)) moves both it and `/metrics/targets` (below) to a port of their own.
-`flotilla_member_scraped` is 0 for a member that did not answer. Who would rather scrape the processes one by
-one asks a front end where they are:
+`metrics.port` ([configuration](configuration.md#metricsconfig)) moves both it and `/metrics/targets` (below)
+to a port of their own. `flotilla_member_scraped` is 0 for a member that did not answer. Who would rather
+scrape the processes one by one asks a front end where they are:
 
 ```yaml
 scrape_configs:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cluster.door import Admitted
-from cluster.promises import REPEATED_S, Promises
+from cluster.promises import INSISTS_S, REPEATED_S, Promises
 from cluster.stream_messages import Submit
 from tests.cluster.test_overload_admission import Refusing, submitted
 
@@ -39,14 +39,25 @@ def test_several_answers_to_one_question_have_a_time_each() -> None:
     assert told(promises, asked, 101.1) not in again, "a fifth"
 
 
+def test_who_asks_the_same_later_has_a_time_of_its_own() -> None:
+    """It is somebody else as well as not, and both must find what they were told."""
+    promises, asked = Promises(3600.0), submitted(1)
+    first = 100.0 + told(promises, asked, 100.0)
+    now = 100.0 + INSISTS_S + 0.1
+    second = now + told(promises, asked, now)
+    assert first != second
+    assert promises.keep(asked, first)
+    assert promises.keep(asked, second)
+
+
 def test_who_was_taken_before_its_time_is_not_expected_any_more() -> None:
     promises, early, other = Promises(3600.0), submitted(1), submitted(2)
     told(promises, early, 100.0)
     at = 100.0 + told(promises, other, 100.0)
     promises.took(early, 100.1)  # another client, with the same question at the same time
     assert len(promises) == 2
+    promises.took(early, 102.0)
     promises.took(early, 103.0)
-    promises.took(early, 104.0)
     assert len(promises) == 1
     assert promises.keep(other, at)
     promises.expire(500.0)
