@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import logging
-import math
 import os
 import signal
 import socket
@@ -15,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -35,15 +33,13 @@ from cluster.http_config import HttpConfig
 from cluster.log_files import session_directory, shown_logs
 from cluster.mirrored_log import ShownLog
 from cluster.placement import lacks, plan_cell, reserved_cpus
-from cluster.priority import use_ordinary_priority
-from cluster.process_environment import take_on
 from deployments import preflight
 from deployments.api_keys import with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, build_app, why_failed
 from deployments.grpc_start import await_certificate, await_grpc, grpc_options, shown_address
 from deployments.hangups import Hangups
-from deployments.joining import join
 from deployments.preflight import StartError
+from deployments.ray_start import start_ray
 from deployments.reached import Places
 from deployments.reserved_ports import ReservedPorts
 from deployments.sole_application import begin_application, end_application, refuse_second
@@ -54,10 +50,7 @@ __all__ = ["StartError", "build_app", "run", "running"]
 
 psutil: Any = importlib.import_module("psutil")  # it comes without types
 
-_ROOT = Path(__file__).resolve().parents[1]
 _POLL_S = 0.2
-#: For processes of a start that was interrupted.
-_LOOKS = 3
 
 #: How the cell names its stages, and how they are shown.
 _STAGES = {
@@ -207,7 +200,7 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
     )
     with Startup(console).running() as startup:
         startup.enter("Ray")
-        _start_ray(config)
+        start_ray(config, console)
         on_ray()
         if (session := session_directory()) is not None:
             with suppress(OSError):  # of a Ray of somebody else's, or with a path too long for sockets
@@ -283,56 +276,6 @@ def _proxied_http(config: FlotillaConfig) -> dict[str, Any]:
         "request_timeout_s": None,
         **{name: str(path) for name, path in tls.items() if path is not None},
     }
-
-
-def _start_ray(config: FlotillaConfig) -> None:
-    if ray.is_initialized():
-        return
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    take_on()
-    use_ordinary_priority()
-    if "RAY_ADDRESS" in os.environ:
-        try:
-            join(os.environ["RAY_ADDRESS"])
-        except (ConnectionError, ValueError) as error:
-            raise StartError(
-                f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, and there is no Ray cluster to connect to: "
-                f"{error}. Without RAY_ADDRESS `flotilla serve` starts a Ray of its own"
-            ) from None
-        return
-    with _whole_or_not_at_all():
-        ray.init(
-            "local",  # a new one, also where `ray start` has left one on this machine
-            # Reservations are about placement on a cluster: here they must keep from no start and no rollout.
-            num_cpus=max(os.cpu_count() or 1, math.ceil(reserved_cpus(config))),
-            include_dashboard=False,
-            # Messages travel over TCP; the object store holds next to nothing.
-            object_store_memory=200 << 20,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-    if missing := lacks(plan_cell(config), ray.nodes()[0]):
-        raise StartError(
-            f"this machine lacks {missing}: ask for less in `placement`, or start a Ray cluster that has it "
-            "and name it in RAY_ADDRESS"
-        )
-
-
-@contextmanager
-def _whole_or_not_at_all() -> Iterator[None]:
-    """Who is interrupted while it starts Ray leaves none of it; Ray forgets agents that its raylet began."""
-    before = set(psutil.Process().children(recursive=True))
-    try:
-        yield
-    except BaseException:
-        for _ in range(_LOOKS):  # one that is not ended yet may begin another
-            left = set(psutil.Process().children(recursive=True)) - before
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, timeout=1.0)
-        raise
 
 
 def _describe() -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from cluster.config import FlotillaConfig
-from deployments import serving
+from deployments import ray_start, serving
 from deployments.demo import demo_config
 from deployments.preflight import StartError
 
@@ -48,10 +49,10 @@ def test_what_fits_once_the_old_cells_are_gone_is_rolled_out() -> None:
 def test_a_ray_on_this_machine_that_nobody_named_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray takes one of `ray start` unless told not to, and then refuses to be told of processors."""
     began: list[str] = []
-    monkeypatch.setattr(serving.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(serving.ray, "init", lambda address=None, **options: began.append(address))
+    monkeypatch.setattr(ray_start.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_start.ray, "init", lambda address=None, **options: began.append(address))
     monkeypatch.setenv("PYTHONPATH", "")  # put back afterwards: it is added to
     for changing in ("take_on", "use_ordinary_priority"):
-        monkeypatch.setattr(serving, changing, lambda: None)
-    serving._start_ray(changed(drafters=[]))
+        monkeypatch.setattr(ray_start, changing, lambda: None)
+    ray_start.start_ray(changed(drafters=[]), Console())
     assert began == ["local"]
