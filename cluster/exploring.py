@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.draft_items import opening
 from cluster.drafter_state import READ, DrafterState
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 EXPLORE_INTERVAL = 8
 
 
+class _Exploration(NamedTuple):
+    name: str
+    call_id: int
+    request_id: str
+    is_opening: bool
+
+
 @dataclass(slots=True)
 class Explorer:
     """Asks idle drafters to read what the selector wants them scored on: one at a time.
@@ -28,17 +35,21 @@ class Explorer:
 
     pool: DrafterPool
     num_explorations: int = 0
-    _exploring: tuple[str, int, str] | None = None
+    _exploring: _Exploration | None = None
     _since_read: int = 0
     _explores: tuple[Selector | None, Explores | None] = (None, None)
 
     def running(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
-        """A prefetch call that lets one idle drafter be scored on what a running request has said so far."""
+        """A prefetch call that lets one idle drafter be scored on what it has not heard of a running request."""
         selector = self._selector()
         if self._exploring is not None or selector is None:
             return []
         view = self.pool.request_view(request)
-        idle = self._idle(request, view.allowed)
+        holding = [drafter for drafter in self._idle(view.allowed) if request.request_id in drafter.known]
+        # Who holds it reads on for a few tokens' work, where another of its kind would read everything.
+        held = {drafter.kind for drafter in holding}
+        idle = [drafter for drafter in self._opening(request, view.allowed) if drafter.kind not in held]
+        idle += [drafter for drafter in holding if drafter.num_unread(request)]
         if not idle:
             return []
         name = selector.explore(view, self.pool.pool_view(idle), has_ended=False)
@@ -59,7 +70,8 @@ class Explorer:
         self._since_read += 1
         view = self.pool.request_view(request)
         is_idle = self._exploring is None and (not is_busy or self._since_read >= EXPLORE_INTERVAL)
-        idle = self._idle(request, view.allowed) if is_idle else []
+        # Who holds it has been scored on it already.
+        idle = self._opening(request, view.allowed) if is_idle else []
         # Asked also when nobody is idle: the selector counts the requests that ended.
         name = selector.explore(view, self.pool.pool_view(idle), has_ended=True)
         if not any(drafter.name == name for drafter in idle):
@@ -71,15 +83,17 @@ class Explorer:
 
     def answered(self, name: str, result: DraftResult) -> None:
         """Another may be asked; who cannot follow a request could not have drafted for it."""
-        if self._exploring is None or self._exploring[:2] != (name, result.call_id):
+        asked = self._exploring
+        if asked is None or (asked.name, asked.call_id) != (name, result.call_id):
             return
-        request_id, self._exploring = self._exploring[2], None
-        if not any(draft.num_scored for draft in result.drafts):
-            self.pool.score(request_id, self.pool.drafters[name].kind, 1, 0)
+        self._exploring = None
+        # Who has lost a request that it held is asked to read all of it next time, and judged then.
+        if asked.is_opening and not any(draft.num_scored for draft in result.drafts):
+            self.pool.score(asked.request_id, self.pool.drafters[name].kind, 1, 0)
 
     def lost(self, name: str) -> None:
         """A drafter is gone, and what it was asked with it."""
-        if self._exploring is not None and self._exploring[0] == name:
+        if self._exploring is not None and self._exploring.name == name:
             self._exploring = None
 
     def _selector(self) -> Explores | None:
@@ -89,19 +103,25 @@ class Explorer:
             self._explores = (selector, selector if isinstance(selector, Explores) else None)
         return self._explores[1]
 
-    def _idle(self, request: Request, allowed: Iterable[str]) -> list[DrafterState]:
+    def _opening(self, request: Request, allowed: Iterable[str]) -> list[DrafterState]:
         """Of these drafters the ones that have nothing to do, have room and have not read the request."""
+        return [
+            drafter
+            for drafter in self._idle(allowed)
+            if request.request_id not in drafter.known and len(drafter.known) < drafter.max_requests
+        ]
+
+    def _idle(self, allowed: Iterable[str]) -> list[DrafterState]:
+        """Of these drafters the ones that have nothing to do."""
         return [
             drafter
             for drafter in (self.pool.drafters[name] for name in allowed)
             # Decoding heads can say nothing of a text that the target read without them.
             if not (drafter.outstanding or drafter.capabilities.num_candidates)
-            and request.request_id not in drafter.known
-            and len(drafter.known) < drafter.max_requests
         ]
 
     def _explore(self, name: str, item: DraftItem, now: float) -> list[tuple[str, DraftCall]]:
         call = self.pool.call(name, [item], now)
-        self._exploring = (name, call.call_id, item.request_id)
+        self._exploring = _Exploration(name, call.call_id, item.request_id, item.spec is not None)
         self.num_explorations += 1
         return [(name, call)]

@@ -19,7 +19,7 @@ from engine.own_classes import Guard, OwnClassError, make_own
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
-# Of a request that is read for its scores alone the last tokens are judged, so many at most; but no further
+# Of what is read and not drafted for the last tokens are judged, so many at most; but no further
 # proposal is asked for after so many seconds, or a slow class would seem to hang.
 READ_TOKENS = 16
 READ_S = 0.02
@@ -74,8 +74,8 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
     """Drafts what a user's class proposes, checked; where it fails, its requests go on without drafts.
 
     Chains have the log-probabilities of how often first choices were right so far, by Laplace's rule.
-    Committed tokens are scored as far as the last proposal goes; of a request that is opened and not drafted
-    for, the last ones by what is proposed before them.
+    Committed tokens are scored as far as the last proposal goes; where a request is read and not drafted
+    for, the last ones of what is new by what is proposed before them.
 
     Args:
         import_path: of the class.
@@ -133,8 +133,10 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
         if plan.depth:
             tree = self._proposed(item.request_id, held.tokens, plan)
             held.expected = _first_choices(tree)
-        elif item.spec is not None and not item.plan.depth:
-            num_scored, num_agreed = self._judged(held)
+        elif not item.plan.depth:
+            # What was proposed last has judged the first of the new tokens.
+            read, agreed = self._judged(held, 0 if item.spec else item.start + num_scored)
+            num_scored, num_agreed = num_scored + read, num_agreed + agreed
         return Draft(request_id=item.request_id, tree=tree, num_scored=num_scored, num_agreed=num_agreed)
 
     def _drafts(self, call: DraftCall, begun: Sequence[Draft]) -> list[Draft]:
@@ -147,10 +149,10 @@ class OwnDrafter(ModellessDrafter[_Held, Draft]):
             with self._guard.during("`forget`"):
                 self._forget(held.spec.request_id)
 
-    def _judged(self, held: _Held) -> tuple[int, int]:
-        """How many of the last tokens of an output were scored, and how many agreed with proposals."""
+    def _judged(self, held: _Held, since: int) -> tuple[int, int]:
+        """Of an output's last tokens, from `since` on, how many were scored and how many agreed."""
         tokens, until = held.tokens, perf_counter() + READ_S
-        at = max(held.spec.prompt_len, len(tokens) - READ_TOKENS)
+        at = max(held.spec.prompt_len, len(tokens) - READ_TOKENS, since)
         num_scored = num_agreed = 0
         while at < len(tokens) and (not num_scored or perf_counter() < until):
             plan = DraftPlan(depth=min(self._capabilities.max_depth, len(tokens) - at))

@@ -48,10 +48,15 @@ def find_own(name: str, what: str) -> Callable[[object], Any]:
     """The class, or whatever else can be called, that a dotted name stands for; as of `make_own`."""
     try:
         found: object = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError, NameError, SyntaxError, TypeError) as error:
+    except (ImportError, AttributeError) as error:
         raise OwnClassError(
             f"the {what} `{name}` cannot be imported: {error}. Its module must be installed, or lie in a "
             "directory on PYTHONPATH, where the cell runs"
+        ) from error
+    # What a module does at its import is somebody else's code, and a script among them ends the process.
+    except (Exception, SystemExit) as error:
+        raise OwnClassError(
+            f"the {what} `{name}` cannot be imported, as its module fails: {type(error).__name__}: {error}"
         ) from error
     if not callable(found):
         raise OwnClassError(f"the {what} `{name}` is no class: it cannot be called")

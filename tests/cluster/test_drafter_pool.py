@@ -45,8 +45,10 @@ def make_pool(*names: str) -> DrafterPool:
     return pool
 
 
-def finished(name: str, speculation: Speculation | None = None, num_output: int = 20) -> Request:
-    sampling = SamplingParams(temperature=0.0, max_tokens=100)
+def finished(
+    name: str, speculation: Speculation | None = None, num_output: int = 20, max_tokens: int = 100
+) -> Request:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     submit = Submit(
         request_id=name, prompt=PROMPT, sampling=sampling, speculation=speculation or Speculation()
     )
@@ -209,6 +211,72 @@ def test_a_running_request_may_move_to_a_drafter_that_proves_better(ends_first: 
         pool.assign([request], 0.0)
         assert request.drafter == name
         assert pool.num_switches == 1
+
+
+def test_a_drafter_that_holds_a_running_request_reads_on_and_is_found_once_it_is_good() -> None:
+    """It was asked once a request, and one that was bad at the beginning of a long answer stayed away."""
+    pool = make_pool("a", "b")
+    request = finished("r", num_output=8, max_tokens=400)
+    pool.assign([request], 0.0)
+    here = request.drafter
+    other = "b" if here == "a" else "a"
+    read = []
+    for _ in range(120):
+        pool.acceptance.observe(request.request_id, here, 2, 1)
+        for name, call in pool.explorer.running(request, 0.0):
+            assert name == other
+            [item] = call.items
+            num_new = len(item.tokens) if item.spec is None else len(request.output)
+            read.append((item.spec is not None, num_new))
+            pool.answered(name, answer(call, num_new, 0 if item.spec else num_new), 0.0)
+        request.extend([1, 2])
+        request.num_steps += 1
+        pool.assign([request], 0.0)
+        if request.drafter == other:
+            break
+    assert request.drafter == other
+    assert read[0] == (True, 8)
+    assert [is_opening for is_opening, _ in read[1:]] == [False] * (len(read) - 1)
+    assert sum(num_new for _, num_new in read) <= len(request.output), "each token once"
+
+
+def test_a_drafter_that_holds_a_request_reads_on_rather_than_another_of_its_kind() -> None:
+    pool = make_pool("a")
+    for name in ("b1", "b2"):
+        pool.add(name, capabilities(), 8, kind="b")
+    request = finished("r", num_output=8, max_tokens=400)
+    request.drafter = "a"
+    pool.assign([request], 0.0)
+    pool.drafters["a"].outstanding.clear()
+    names = []
+    for _ in range(60):
+        pool.acceptance.observe(request.request_id, request.drafter, 2, 1)
+        for name, call in pool.explorer.running(request, 0.0):
+            names.append(name)
+            pool.answered(name, answer(call, 8, 4), 0.0)
+        request.extend([1, 2])
+        request.num_steps += 1
+    assert len(names) > 1
+    assert len(set(names)) == 1
+
+
+def test_a_drafter_that_lost_a_request_it_held_is_not_judged_for_that() -> None:
+    pool = make_pool("a", "b")
+    request = finished("r", num_output=8, max_tokens=400)
+    pool.assign([request], 0.0)
+    pool.acceptance.observe("r", request.drafter, 8, 2)
+    [(name, call)] = pool.explorer.running(request, 0.0)
+    pool.answered(name, answer(call, 8, 2), 0.0)
+    request.extend(list(range(120)))
+    request.num_steps += 7
+    [(name, call)] = pool.explorer.running(request, 0.0)
+    before = pool.acceptance.evidence("r", name)
+    pool.answered(name, DraftResult(call_id=call.call_id, drafts=[], unknown=["r"]), 0.0)
+    assert pool.acceptance.evidence("r", name) == before
+    request.extend(list(range(60)))
+    request.num_steps += 8
+    [(_, again)] = pool.explorer.running(request, 0.0)
+    assert again.items[0].spec is not None
 
 
 def test_an_item_of_a_known_request_carries_what_is_new_only() -> None:

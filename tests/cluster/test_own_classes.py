@@ -62,3 +62,21 @@ def test_what_cannot_be_imported_is_said(name: str, message: str) -> None:
         make_policy(PolicyConfig(name=name))
     with pytest.raises(ValueError, match=f"the selector `{name}` .*{message}"):
         make_selector(name)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("import os; os.environ['NOT_THERE']", "KeyError: 'NOT_THERE'"),
+        ("def f(:", "SyntaxError"),
+    ],
+)
+def test_a_module_that_fails_at_its_import_is_said(
+    module: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script without a guard of its main part ended `flotilla serve`, without a word and with status 0."""
+    (tmp_path / "failing_at_import.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"the policy `failing_at_import.P` cannot be imported.*{message}"):
+        make_policy(PolicyConfig(name="failing_at_import.P"))

@@ -128,6 +128,19 @@ def test_a_request_that_it_does_not_serve_is_scored_by_its_last_tokens() -> None
     assert draft.num_scored == READ_TOKENS
 
 
+def test_what_it_reads_on_of_such_a_request_is_scored_once() -> None:
+    drafter = made("Counts", odd=6)
+    read = DraftPlan(depth=0)
+    drafter.draft(call(opening("a", [9, 3, 4, 5], read, prompt_len=1)))
+    (draft,) = drafter.draft(call(following("a", 4, [6, 7, 8], read))).drafts
+    assert (draft.num_scored, draft.num_agreed) == (3, 2)  # 6 was not said
+    (draft,) = drafter.draft(call(following("a", 7, [], read))).drafts
+    assert (draft.num_scored, draft.num_agreed) == (0, 0)
+    drafter.draft(call(following("a", 7, [], PLAN)))  # 9, 10, 11
+    (draft,) = drafter.draft(call(following("a", 7, [9, 2, 3], read))).drafts
+    assert (draft.num_scored, draft.num_agreed) == (3, 2)  # all by what was proposed, and 3 by what would be
+
+
 def test_requests_that_end_are_forgotten() -> None:
     drafter = made("Counts")
     drafter.draft(call(opening("a", [1], PLAN), opening("b", [2], PLAN)))
