@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -273,9 +273,17 @@ def lossless(
     ] = None,
     sampling: Annotated[bool, typer.Option(help="Also test seeded sampling.")] = True,
     max_tokens: MaxTokens = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        typer.Option(help="Type in which the server computes: in fewer digits more scores are near ties."),
+    ] = "float32",
     tolerance: Annotated[
-        float, typer.Option(help="Score gap below which a difference is a near tie.")
-    ] = 1e-4,
+        float | None,
+        typer.Option(
+            help="Score gap up to which a difference is a near tie; 1e-4 if unset, in bfloat16 and float16 "
+            "two units in the last place."
+        ),
+    ] = None,
     seed: Seed = 0,
     api_key: ApiKey = None,
     json_file: JsonFile = None,
@@ -303,6 +311,7 @@ def lossless(
         sampling=sampling,
         max_tokens=max_tokens,
         tolerance=tolerance,
+        dtype=dtype,
         seed=seed,
         quantization=quantization,
         adapter=adapter,

@@ -285,6 +285,7 @@ class Comparison:
                     self.options.temperature,
                     self._texts.end_tokens,
                     self.config.target.quantization,
+                    self.config.target.dtype,
                 )
             record.save()
 

@@ -87,17 +87,18 @@ def explain_all(
     temperature: float,
     end_tokens: Sequence[int],
     quantization: Quantization | None = None,
+    dtype: str = "float32",
 ) -> list[dict[str, Any]]:
     """Each difference with whether it is shown to be a near tie of the target (`proven`).
 
-    The target's scores are recomputed in plain Transformers, which is slow and happens only for what differs;
-    with `quantization` those of the rounded target, which is another model.
+    The target's scores are recomputed in plain Transformers, in its `dtype`, which is slow and happens only
+    for what differs; with `quantization` those of the rounded target, which is another model.
     """
     if not differing:
         return []
     from benchmarks.near_ties import explain
 
-    reference = _reference(directory, quantization)
+    reference = _reference(directory, quantization, dtype)
     found = []
     for one in differing:
         request = one.outcome.request
@@ -122,11 +123,11 @@ def explain_all(
 
 
 @lru_cache(maxsize=1)
-def _reference(directory: str, quantization: Quantization | None) -> Reference:
+def _reference(directory: str, quantization: Quantization | None, dtype: str) -> Reference:
     """Loaded once for all runs: a large one takes longer to load than its differences to explain."""
     from benchmarks.transformers_engine import Reference
 
-    return Reference(directory, quantization=quantization)
+    return Reference(directory, dtype, quantization)
 
 
 def count(runs: Sequence[Mapping[str, Any]], outputs: Mapping[str, str]) -> tuple[int, int, int]:

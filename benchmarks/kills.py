@@ -291,6 +291,7 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
         [*undisturbed.differences, *compared.differences, *afterwards.differences],
         baseline.references,
         target.quantization,
+        target.dtype,
     )
     return {
         "benchmark": "kills",

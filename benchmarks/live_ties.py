@@ -16,6 +16,7 @@ def explain_differences(
     differences: Sequence[tuple[Delivery, str]],
     references: Mapping[int, Mapping[int, Choice]],
     quantization: Quantization | None = None,
+    dtype: str = "float32",
 ) -> list[dict[str, Any]]:
     """For every choice that differs, where, by how much the target preferred its own, and whether
     rounding explains it (`benchmarks.near_ties`).
@@ -25,6 +26,7 @@ def explain_differences(
         differences: deliveries and in what way they differ.
         references: the right answers, by the request's index.
         quantization: of the target, which is another model when it is rounded.
+        dtype: of the target.
     """
     found = []
     judge: Callable[..., Any] | None = None
@@ -39,19 +41,19 @@ def explain_differences(
                 # The same tokens shown as another text, or ended for another reason: no rounding does that.
                 found.append(_unproven(request, index, verdict, len(expected.tokens)))
                 continue
-            judge = judge or _judge(target, quantization)
+            judge = judge or _judge(target, quantization, dtype)
             difference = judge(request, index, expected.tokens, got.tokens)
             found.append({**asdict(difference), "verdict": verdict, "choice": index})
     return found
 
 
-def _judge(target: str, quantization: Quantization | None) -> Callable[..., Any]:
+def _judge(target: str, quantization: Quantization | None, dtype: str) -> Callable[..., Any]:
     """Loads the target, which takes seconds: only where tokens differ."""
     from benchmarks import demo
     from benchmarks.near_ties import Difference, explain
     from benchmarks.transformers_engine import Reference
 
-    reference = Reference(demo.directory(target), "float32", quantization)
+    reference = Reference(demo.directory(target), dtype, quantization)
 
     def judge(request: LiveRequest, choice: int, expected: list[int], got: list[int]) -> Difference:
         return explain(

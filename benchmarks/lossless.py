@@ -62,7 +62,8 @@ class LosslessOptions:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sampling: bool = True
     max_tokens: int | None = None
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
+    dtype: str = "float32"
     seed: int = 0
     api_key: str | None = None
 
@@ -259,10 +260,16 @@ def _print(results: Sequence[VariantResult], reference: Reference) -> None:
         tables.console.print(tables.plain_table("Every difference", heads, rows))
 
 
+def _near(options: LosslessOptions) -> str:
+    if options.tolerance is None and options.dtype != "float32":
+        return f"two units in the last place of {options.dtype}"
+    return f"gap up to {TOLERANCE if options.tolerance is None else options.tolerance:g}"
+
+
 async def run(options: LosslessOptions) -> dict[str, Any]:
     """Run the suite, print its tables and return its JSON record."""
     adapter = None if options.adapter is None else adapter_directory(options.adapter)
-    reference = Reference(demo.directory(options.target), "float32", options.quantization, adapter)
+    reference = Reference(demo.directory(options.target), options.dtype, options.quantization, adapter)
     loaded = prompts.load(options.source)
     equal = dict.fromkeys(sorted({prompt.domain for prompt in loaded}), 1.0)
     shares = {domain: 1.0 / len(equal) for domain in equal}
@@ -289,7 +296,7 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
     differing = sum(len(result.differences) for result in suite.results)
     tables.console.print(
         f"{outputs - differing} of {outputs} outputs are identical, {differing - unproven} differ at a near "
-        f"tie (gap below {options.tolerance:g}), {unproven} differ without proof."
+        f"tie ({_near(options)}), {unproven} differ without proof."
     )
     idle = [result for result in suite.results if result.is_speculative and not result.num_accepted]
     if idle:

@@ -23,8 +23,11 @@ from engine.thoughtful_grammar import matcher_of
 
 # Scores closer than this are a near tie in float32 (issue 2).
 TOLERANCE = 1e-4
-# How far rounding may move the edge of top-p: probabilities are sums over the vocabulary.
-_EDGE = 1e-5
+# In types of fewer digits rounding decides between logits at most so many units in the last place apart
+# (docs/gpu.md, "Near ties").
+_UNITS = 2
+# How far rounding may move the edge of top-p, as a share of that: probabilities are sums over the vocabulary.
+_EDGE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,22 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
     """The first position at which the outputs differ (one may have ended there)."""
     shared = min(len(expected), len(found))
     return next((place for place in range(shared) if expected[place] != found[place]), shared)
+
+
+def tolerance_of(reference: Reference, params: SamplingParams, logits: torch.Tensor) -> float:
+    """The largest gap between scores at which rounding may decide, for targets computed as the reference.
+
+    Args:
+        reference: in the type of the target that is judged.
+        params: of the request.
+        logits: of the decision, before they are processed, [1, vocabulary].
+    """
+    if reference.dtype == "float32":
+        return TOLERANCE
+    largest = float(logits[logits.isfinite()].abs().max())
+    # `frexp` counts from a half up to one, and `eps` is the unit from one on.
+    unit = math.ldexp(torch.finfo(getattr(torch, reference.dtype)).eps, math.frexp(largest)[1] - 1)
+    return _UNITS * unit / (1.0 if params.is_greedy else params.temperature)
 
 
 def rows_for(
@@ -113,19 +132,22 @@ def explain(
     *,
     index: int,
     domain: str,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
 ) -> Difference:
-    """Recompute the scores where two outputs part, and say whether rounding alone explains it."""
+    """Recompute the scores where two outputs part, and say whether rounding alone explains it.
+
+    Gaps up to `tolerance` are near ties; up to what `tolerance_of` says if it is None.
+    """
     position = first_difference(expected, found)
     common = list(expected[:position])
     one = expected[position] if position < len(expected) else -1
     other = found[position] if position < len(found) else -1
-    gap, at_edge, is_followed = math.inf, False, False
+    gap, is_near, at_edge, is_followed = math.inf, False, False, False
     if one >= 0 and other >= 0:
         logits = last_logits(reference, [*prompt, *common], 1)
         masks = masks_for(reference, params, common)
         row = rows_for(params, prompt, common, position, masks)
-        gap, at_edge = _parting(logits, row, (one, other))
+        gap, is_near, at_edge = _parting(reference, logits, row, (one, other), tolerance)
         is_followed = _follows(reference, params, prompt, found, position + 1, tolerance)
     return Difference(
         prompt=index,
@@ -135,37 +157,46 @@ def explain(
         found=other,
         gap=gap,
         at_edge=at_edge,
-        proven=(gap < tolerance or at_edge) and is_followed,
+        proven=(is_near or at_edge) and is_followed,
         text=reference.decode(common)[-60:],
     )
 
 
-def _parting(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> tuple[float, bool]:
-    """The gap of the pair, and whether moving an edge of truncation makes the choice between them."""
+def _parting(
+    reference: Reference,
+    logits: torch.Tensor,
+    row: list[Row],
+    pair: tuple[int, int],
+    tolerance: float | None,
+) -> tuple[float, bool, bool]:
+    """The gap of the pair, whether it is near, and whether moving an edge of truncation decides."""
+    if tolerance is None:
+        tolerance = tolerance_of(reference, row[0].params, logits)
     settled, at_edge = int(decide(logits, row).tokens[0]), False
-    for params in _moved_edges(logits, row):
+    for params in _moved_edges(logits, row, tolerance):
         moved = msgspec.structs.replace(row[0], params=params)
         at_edge |= {int(decide(logits, [moved]).tokens[0]), settled} == set(pair)
-    return score_gap(logits, row, pair), at_edge
+    gap = score_gap(logits, row, pair)
+    return gap, gap <= tolerance, at_edge
 
 
-def _moved_edges(logits: torch.Tensor, row: list[Row]) -> Iterator[SamplingParams]:
+def _moved_edges(logits: torch.Tensor, row: list[Row], tolerance: float) -> Iterator[SamplingParams]:
     """What is asked for, with each edge of truncation where rounding might put it."""
-    params, change = row[0].params, msgspec.structs.replace
+    params, change, edge = row[0].params, msgspec.structs.replace, _EDGE_SHARE * tolerance
     if params.is_greedy:
         return
     if params.top_p < 1.0:
-        yield change(params, top_p=params.top_p - _EDGE)
-        yield change(params, top_p=min(1.0, params.top_p + _EDGE))
+        yield change(params, top_p=max(edge, params.top_p - edge))
+        yield change(params, top_p=min(1.0, params.top_p + edge))
     if params.min_p > 0.0:  # a distance from the best score, in logits
-        yield change(params, min_p=params.min_p * math.exp(-TOLERANCE))
-        yield change(params, min_p=min(1.0, params.min_p * math.exp(TOLERANCE)))
+        yield change(params, min_p=params.min_p * math.exp(-tolerance))
+        yield change(params, min_p=min(1.0, params.min_p * math.exp(tolerance)))
     if 0 < params.top_k < logits.shape[-1]:
         all_of_them = msgspec.structs.replace(row[0], params=change(params, top_k=0, top_p=1.0))
         best = processed_logits(logits, [all_of_them])[0].topk(params.top_k + 1).values
-        if float(best[-2] - best[-1]) < TOLERANCE:
+        if float(best[-2] - best[-1]) <= tolerance:
             yield change(params, top_k=params.top_k + 1)
-        if params.top_k > 1 and float(best[-3] - best[-2]) < TOLERANCE:
+        if params.top_k > 1 and float(best[-3] - best[-2]) <= tolerance:
             yield change(params, top_k=params.top_k - 1)
 
 
@@ -175,7 +206,7 @@ def _follows(
     prompt: Sequence[int],
     found: Sequence[int],
     first: int,
-    tolerance: float,
+    tolerance: float | None,
 ) -> bool:
     """Whether from a position on every token is what the target decides after those before it, or a near tie.
 
@@ -194,8 +225,9 @@ def _follows(
     decided: list[int] = decide(logits, rows).tokens.tolist()
     for place, (one, other) in enumerate(zip(decided, found[first:], strict=True)):
         if one != other:
-            gap, at_edge = _parting(logits[place : place + 1], rows[place : place + 1], (one, other))
-            if gap >= tolerance and not at_edge:
+            at = slice(place, place + 1)
+            _, is_near, at_edge = _parting(reference, logits[at], rows[at], (one, other), tolerance)
+            if not (is_near or at_edge):
                 return False
     return True
 

@@ -144,7 +144,9 @@ async def _measure(options: SoakOptions, system: LiveSystem) -> dict[str, Any]:
             await asyncio.gather(watching, return_exceptions=True)
         after = await _idle(system, session)
     target = system.config.target
-    ties = explain_differences(target.path, compared.differences, baseline.references, target.quantization)
+    ties = explain_differences(
+        target.path, compared.differences, baseline.references, target.quantization, target.dtype
+    )
     memory = fits(samples, options.settled_s, options.limit_mb_per_hour)
     span = started + options.minutes * 60.0
     window_s = min(_LATENCY_WINDOW_S, options.minutes * 20.0)

@@ -40,7 +40,7 @@ class Explorer:
     _explores: tuple[Selector | None, Explores | None] = (None, None)
 
     def running(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
-        """A prefetch call that lets one idle drafter be scored on what it has not heard of a running request."""
+        """A prefetch call that lets one idle drafter be scored on what is new to it of a running request."""
         selector = self._selector()
         if self._exploring is not None or selector is None:
             return []

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.load_client import LoadResult, Outcome
 from benchmarks.lossless import SAMPLED, LosslessOptions, Suite
-from benchmarks.near_ties import audit, explain, first_difference, score_gap
+from benchmarks.near_ties import audit, explain, first_difference, score_gap, tolerance_of
 from benchmarks.prompts import Prompt
 from benchmarks.transformers_engine import Reference
 from benchmarks.workload import BenchRequest
@@ -26,8 +26,8 @@ class FakeReference:
 
     device = torch.device("cpu")
 
-    def __init__(self, table: torch.Tensor) -> None:
-        self._table = table
+    def __init__(self, table: torch.Tensor, dtype: str = "float32") -> None:
+        self._table, self.dtype = table, dtype
 
     def model(self, input_ids: torch.Tensor) -> Any:
         return SimpleNamespace(logits=self._table[input_ids])
@@ -36,12 +36,18 @@ class FakeReference:
         return " ".join(map(str, tokens))
 
 
-def reference(table: torch.Tensor) -> Reference:
-    return cast(Reference, FakeReference(table))
+def reference(table: torch.Tensor, dtype: str = "float32") -> Reference:
+    return cast(Reference, FakeReference(table, dtype))
 
 
-def explained(table: torch.Tensor, params: SamplingParams, expected: list[int], found: list[int]) -> Any:
-    return explain(reference(table), params, [0], expected, found, index=3, domain="code")
+def explained(
+    table: torch.Tensor,
+    params: SamplingParams,
+    expected: list[int],
+    found: list[int],
+    dtype: str = "float32",
+) -> Any:
+    return explain(reference(table, dtype), params, [0], expected, found, index=3, domain="code")
 
 
 def test_first_difference() -> None:
@@ -58,6 +64,25 @@ def test_greedy_near_tie(gap: float, proven: bool) -> None:
     assert (difference.position, difference.expected, difference.found) == (1, 2, 3)
     assert difference.gap == pytest.approx(gap, rel=0.05)
     assert difference.proven is proven
+
+
+@pytest.mark.parametrize(
+    ("dtype", "best", "unit"),
+    [("bfloat16", 2.0, 2**-6), ("bfloat16", 20.0, 2**-3), ("float16", 2.0, 2**-9), ("float16", 1.5, 2**-10)],
+)
+def test_units_in_the_last_place_of_the_targets_type(dtype: str, best: float, unit: float) -> None:
+    """A comparison on a GPU ended with status 1: what decides there between equals was held for a fault."""
+    kind = getattr(torch, dtype)
+    assert torch.tensor(best, dtype=kind) + unit == best + unit
+    assert torch.tensor(best, dtype=kind) + unit / 4 == best
+    for units, proven in ((2, True), (3, False)):
+        table = torch.zeros(4, 4)
+        table[1] = torch.tensor([0.0, -float("inf"), best, best - units * unit])
+        assert explained(table, GREEDY, [1, 2], [1, 3], dtype).proven is proven
+        assert not explained(table, GREEDY, [1, 2], [1, 3]).proven
+    held, half = reference(table, dtype), SamplingParams(temperature=0.5)
+    assert tolerance_of(held, GREEDY, table[1:2]) == 2 * unit
+    assert tolerance_of(held, half, table[1:2]) == 4 * unit, "of scores, which temperature spreads"
 
 
 def test_both_tokens_must_be_near_the_best() -> None:
