@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -14,6 +13,7 @@ from cluster.phase_trace import is_tracing
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.depth_tokens import tokens_by_depth
+from cluster.policies.draft_shapes import DraftShapes, cheap
 from cluster.policies.horizon import quantile
 from cluster.policies.on_time import num_on_time
 from cluster.policies.outlook import Outlook
@@ -21,7 +21,7 @@ from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.realised import Realised
 from cluster.policies.rest import FEW_REQUESTS, Rest, with_objectives
 from cluster.policies.step_seconds import added_by_drafts, drafted_step_s, plain_at_best, spent_on_prompts
-from cluster.policies.triage import Float64, chain_rows, needs
+from cluster.policies.triage import Float64, needs
 from cluster.selection import marginal_goodput, slo_customized
 from cluster.selection_of_few import FEW_NODES, by_tree, paying, urgent
 from drafters.messages import DraftPlan
@@ -39,8 +39,6 @@ MOST_PLAIN = 4.0
 # Of more than a few requests drafters must read some anew after plain steps, and bring less until then: who
 # drafts goes on while it brings this share of what plain steps would.
 STILL_PAYS = 0.92
-# A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
-CHEAP_SHARE = 0.25
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
 # Of goodput no larger share is given up by drafting for those in need.
@@ -49,15 +47,8 @@ MOST_LOST = 0.02
 MOST_LOST_IN_TIME = 0.1
 # Of goodput up to this share is given up by not drafting, where plain steps keep more requests on time.
 MOST_FORGONE = 0.25
-# For a request in need, drafting goes on down to a path of this chance.
-URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
 SMOOTHING = 0.1
-# A layer whose forward is worth fewer tokens is drafted however unsure: how seldom such paths come true is
-# not known.
-LEAST_WORTH = 0.1
-# A path surer than this is always worth a forward.
-MOST_CERTAIN = 0.9
 NO_DRAFT = DraftPlan(depth=0)
 
 
@@ -151,70 +142,16 @@ class Flotilla:
         added_s = added_by_drafts(batch, n * max(1, depth), context)
         least = goodput * min(float(np.add.reduce(added_s)) / len(added_s), float(added_s[-1]))
         self._worth = (goodput, least)
-        # A path less likely than this is not worth its token's time: the depth at which that is expected
-        # bounds the plan, and drafting stops where the drafter itself finds it so.
-        log_least = min(0.0, math.log(least)) if least > 0.0 else -math.inf
         rate = sum([request.rate for request in batch]) / n
         if (1.0 - rate) * SECOND_CHOICE < least:
             width = 1  # too few second choices are right to pay for verifying them
-        chains = chain_rows(batch.rates, need).tolist() if is_urgent else [0.0] * n
-        log, max_depth = math.log, config.max_depth
-        # The drafter's own confidence bounds depth as it goes, and knows more than any mean: a layer must be
-        # worth its tokens' time, and its forward's where it was not computed ahead. With many requests some
-        # are always sure enough, and a forward for those few costs nearly as much: see `stop_rule`.
-        are_few = n <= FEW_REQUESTS
-        layer_s: dict[str, float] = {}
-        cheap: set[str] = set()
-        lookups: set[str] = set()
-        # Beside a greedy target a drafter's choices are right more often than it says.
-        exponents = {name: context.calibration.of(name).exponent for name in batch.load}
-        if are_few:
-            layer_s = {
-                name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
-                for name, (count, tokens) in batch.load.items()
-            }
-            cheap = self._cheap(layer_s, context)
-            # A lookup is cheap for one request too; a small model is only when several share its forward.
-            alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
-            lookups = self._cheap(alone_s, context)
+        max_depth = config.max_depth
         if context.is_ahead and best_depth:
             # As deep as planned is computed for all who draft together, and all of that is verified.
             max_depth = self._depth_ahead = outlook.steady_depth(self._depth_ahead)
             # Else the selection does.
             self._follow(outlook.drafted_s, context, outlook.draft_s)
-        plans = []
-        for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
-            own, rate, name = max_depth, request.rate, request.drafter
-            exponent = exponents.get(name, 1.0)
-            stop_logp = log_least / exponent
-            # A lookup's rate counts tokens for which it proposes nothing. What a model drafts beyond the
-            # depth that pays gives the SLO phase more to choose from; without objectives it is wasted.
-            is_free = name in lookups or (name in cheap and request.tpot_s is not None)
-            if are_few and not is_free and 0.0 < rate < 1.0 and least > 0.0:
-                reach = int(log_least / log(rate))
-                own = reach if reach < own else own
-            worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1)
-            least_forward = -math.inf
-            if worth > LEAST_WORTH:
-                least_forward = log(worth if worth < MOST_CERTAIN else MOST_CERTAIN) / exponent
-            if required > 1.0:
-                # One token a step will not do for its objective: it may need tokens that do not pay.
-                own, stop_logp = max(own, int(chain)), min(stop_logp, URGENT_LOGP)
-                least_forward = min(least_forward, URGENT_LOGP)
-            most, widest = request.max_draft, request.max_width
-            own = most if most < own else own
-            own = max_depth if max_depth < own else own
-            # By position, which takes half as long.
-            plans.append(
-                DraftPlan(
-                    own if own > 0 else 0,
-                    width if width < widest else widest,
-                    stop_logp,
-                    -math.inf,
-                    least_forward,
-                )
-            )
-        return plans
+        return DraftShapes(max_depth, width, goodput, least).plans(batch, need, is_urgent, context)
 
     def stop_rule(
         self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
@@ -355,7 +292,7 @@ class Flotilla:
         n, deepest, cost = len(batch), self._config.max_depth, context.cost
         num_context, load = batch.num_context, batch.load
         layer_s = {name: cost.draft_layer_seconds(name, 1, width) for name in load}
-        expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
+        expected, drafted = tokens_by_depth(batch, deepest, cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - spent_on_prompts(n, context, drafted=False))
         best_depth, best, best_s, best_draft_s, by_rates = 0, 0.0, 0.0, 0.0, 0.0
@@ -381,11 +318,3 @@ class Flotilla:
                 best_draft_s = slowest_s[depth]
         goodput = best * self._realised.gain(n)
         return Outlook(best_depth, goodput, best_s, best_draft_s, plain, plain_s, by_rates, by_depth)
-
-    @staticmethod
-    def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:
-        """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
-        # Of a mixture, a token costs most where there are few: that is what few requests are drafted for at.
-        rows = FEW_REQUESTS + context.prompt_rows
-        most_s = CHEAP_SHARE * context.cost.verify_token_seconds(num_tokens=rows)
-        return {name for name, seconds in layer_s.items() if seconds < most_s}
