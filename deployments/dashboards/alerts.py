@@ -18,6 +18,9 @@ LEAST_FAILURES = 5
 LEAST_REFUSED_AT_DOOR = 20
 #: Fewer forwards in a quarter of an hour are those of a machine at rest, whose clocks and caches are cold.
 LEAST_CALLS = 100
+#: A model whose forwards take less of a cell's forwards' time misleads nobody, whatever was predicted.
+LEAST_SHARE = 0.05
+_FORWARD_SECONDS = "flotilla_cost_model_actual_seconds_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +294,11 @@ ALERTS: tuple[Alert, ...] = (
             Condition(
                 "sum by (job, cell, model) (increase(flotilla_cost_model_calls_total[15m]))",
                 f">= {LEAST_CALLS}",
+            ),
+            Condition(
+                f"sum by (job, cell, model) (increase({_FORWARD_SECONDS}[15m])) "
+                f"/ on (job, cell) group_left () sum by (job, cell) (increase({_FORWARD_SECONDS}[15m]))",
+                f">= {LEAST_SHARE}",
             ),
         ),
         summary="The cost model of {{ $labels.model }} in cell {{ $labels.cell }} is off.",

@@ -91,6 +91,21 @@ for num_calls, fires in ((3, 0), (20, 1)):
         (expect(firing("FlotillaCostModelDrift"), 50, fires),),
     )
 
+for num_seconds, fires in ((2.4, 0), (1.2, 1)):
+    # A lookup's few microseconds beside a target's forwards, against those of a target that has little to do.
+    small, large = (f'{{job="f", cell="a", model="{model}"}}' for model in ("lookup", "target"))
+    CASES[f"a small drafter with a wrong profile beside {num_seconds} s of forwards a minute"] = Case(
+        {
+            f"flotilla_cost_model_calls_total{small}": counter([(60, 20)]),
+            f"flotilla_cost_model_absolute_error_seconds_total{small}": counter([(60, 0.08)]),
+            f"flotilla_cost_model_actual_seconds_total{small}": counter([(60, 0.1)]),
+            f"flotilla_cost_model_calls_total{large}": counter([(60, 20)]),
+            f"flotilla_cost_model_absolute_error_seconds_total{large}": counter([(60, 0.0)]),
+            f"flotilla_cost_model_actual_seconds_total{large}": counter([(60, num_seconds)]),
+        },
+        (expect(firing("FlotillaCostModelDrift"), 50, fires),),
+    )
+
 # -- refusals ----------------------------------------------------------------------------------------
 
 
