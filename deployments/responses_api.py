@@ -28,6 +28,7 @@ class _Item:
     text: str = ""
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     is_thought: bool = False
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -41,6 +42,7 @@ class _Item:
                 "name": self.name,
                 "arguments": self.text,
                 "status": status,
+                **({} if self.namespace is None else {"namespace": self.namespace}),
             }
         if self.is_thought:
             content = [self.part()] if status != "in_progress" else []
@@ -70,6 +72,7 @@ class ResponsesView:
 
     def __init__(self, request: ResponsesRequest) -> None:
         self._request = request
+        self._functions = {function.full_name: function for function in request.functions}
         self._items: list[_Item] = []
         self._sequence = 0
         self._logprobs = TextLogprobs()
@@ -161,7 +164,13 @@ class ResponsesView:
         self._logprobs.told_call()
         if delta.call_id:
             yield from self._close(call.states[0])
-            item = _Item(self._new_id(call, "fc"), call_id=delta.call_id, name=delta.name)
+            called = self._functions[delta.name]
+            item = _Item(
+                self._new_id(call, "fc"),
+                call_id=delta.call_id,
+                name=called.function.name,
+                namespace=called.namespace,
+            )
             yield from self._open(item)
         item = self._items[-1]
         item.text += delta.arguments
@@ -265,7 +274,7 @@ class ResponsesView:
             "top_logprobs": request.top_logprobs or 0,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": request.tool_choice or "auto",
-            "tools": [tool.model_dump(exclude_none=True) for tool in request.functions],
+            "tools": [tool.model_dump(exclude_none=True) for tool in request.heard],
             "truncation": request.truncation or "disabled",
             "service_tier": None,  # a lower one than asked for may serve: the receipt says
             "usage": None,

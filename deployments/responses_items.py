@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -12,6 +13,7 @@ from deployments.errors import ApiError, bad_request, without_form
 from deployments.openai_schema import validated
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.schema_values import MessageText
+from deployments.tool_calls import LONGEST_NAME
 from deployments.tools import NAME
 
 
@@ -31,6 +33,7 @@ class InputCall(DescribedModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(pattern=NAME)
+    namespace: str | None = Field(None, pattern=NAME)
     arguments: str = Field(max_length=1 << 20)
     id: str | None = None
     status: str | None = None
@@ -78,10 +81,10 @@ class ResponseFunction(DescribedModel):
 class OtherTool(DescribedModel):
     """A tool that is no function: the model does not hear of it, and the response does not list it.
 
-    Agents send those they know (web search, patches, the Model Context Protocol) to any server they use.
+    Agents send those they know (web search, patches) to any server they use.
     """
 
-    type: str = Field(json_schema_extra={"not": {"const": "function"}})
+    type: str = Field(json_schema_extra={"not": {"enum": ["function", "namespace"]}})
 
 
 def _kind_of_tool(tool: Any) -> str:
@@ -89,11 +92,72 @@ def _kind_of_tool(tool: Any) -> str:
     return "other" if isinstance(kind, str) and kind != "function" else "function"
 
 
-#: A function, or what is passed over.
+def _kind_of_entry(tool: Any) -> str:
+    is_namespace = isinstance(tool, dict) and tool.get("type") == "namespace"
+    return "namespace" if is_namespace else _kind_of_tool(tool)
+
+
+class ResponseNamespace(DescribedModel):
+    """Functions that stand together, as Codex groups those of a server of the Model Context Protocol."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    tools: list[
+        Annotated[
+            Annotated[ResponseFunction, Tag("function")] | Annotated[OtherTool, Tag("other")],
+            Discriminator(_kind_of_tool),
+        ]
+    ]
+
+    @property
+    def functions(self) -> list[ResponseFunction]:
+        """Those of its tools that the model hears of."""
+        return [tool for tool in self.tools if isinstance(tool, ResponseFunction)]
+
+
+#: A function, several of them, or what is passed over.
 ResponseTool = Annotated[
-    Annotated[ResponseFunction, Tag("function")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(_kind_of_tool),
+    Annotated[ResponseFunction, Tag("function")]
+    | Annotated[ResponseNamespace, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind_of_entry),
 ]
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """What a model calls a function, as in vLLM: it knows of no namespaces.
+
+    Raises:
+        ApiError: (400) that is longer than the name of a function may be.
+    """
+    if namespace is None:
+        return name
+    if len(full := f"{namespace}__{name}") > LONGEST_NAME:
+        raise bad_request(
+            f"The model would call the function '{name}' of the namespace '{namespace}' by both names and "
+            f"two underscores; that may be at most {LONGEST_NAME} characters long and is {len(full)}.",
+            "tools",
+        )
+    return full
+
+
+@dataclass(frozen=True)
+class CallableFunction:
+    """A function that the model may call, and the namespace it is in."""
+
+    function: ResponseFunction
+    namespace: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """See `full_name`."""
+        return full_name(self.namespace, self.function.name)
+
+    def told(self) -> dict[str, Any]:
+        """As the function of a chat's tool."""
+        shown = self.function.model_dump(exclude={"type"}, exclude_none=True)
+        return shown | {"name": self.full_name}
 
 
 class _Input(RequestModel):
@@ -112,7 +176,8 @@ class _Input(RequestModel):
 
 #: Pydantic's paths go through the name of the form that a thing has, which the JSON has not.
 FORM = re.compile(
-    r"^((?:input|tools)\.\d+)\.(?:message|function_call|function_call_output|reasoning|function|other)(?=\.|$)"
+    r"((?:^input|^tools|\.tools)\.\d+)"
+    r"\.(?:message|function_call|function_call_output|reasoning|function|namespace|other)(?=\.|$)"
 )
 
 

@@ -15,12 +15,15 @@ from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CommonFields,
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.responses_items import (
     FORM,
+    CallableFunction,
     InputCall,
     InputCallOutput,
     InputReasoning,
     ResponseFunction,
+    ResponseNamespace,
     ResponseTool,
     checked,
+    full_name,
 )
 from deployments.schema_values import MAX_LOGPROBS
 from deployments.tools import MAX_TOOLS, NAME
@@ -152,7 +155,7 @@ class ResponsesRequest(CommonFields):
     max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
     text: TextOptions | None = None
     tools: list[ResponseTool] | None = Field(
-        None, max_length=MAX_TOOLS, description="Functions; tools of other kinds are left out."
+        None, max_length=MAX_TOOLS, description="Functions, also in namespaces; other tools are left out."
     )
     tool_choice: Annotated[Any, _TOOL_CHOICE] = Field(
         None,
@@ -174,9 +177,26 @@ class ResponsesRequest(CommonFields):
     stream_options: ResponsesStreamOptions | None = None
 
     @property
-    def functions(self) -> list[ResponseFunction]:
+    def heard(self) -> list[ResponseFunction | ResponseNamespace]:
         """The tools that the model hears of."""
-        return [tool for tool in self.tools or () if isinstance(tool, ResponseFunction)]
+        told: list[ResponseFunction | ResponseNamespace] = []
+        for tool in self.tools or ():
+            if isinstance(tool, ResponseNamespace) and tool.functions:
+                told.append(tool.model_copy(update={"tools": tool.functions}))
+            elif isinstance(tool, ResponseFunction):
+                told.append(tool)
+        return told
+
+    @property
+    def functions(self) -> list[CallableFunction]:
+        """What the model may call."""
+        found: list[CallableFunction] = []
+        for tool in self.heard:
+            if isinstance(tool, ResponseNamespace):
+                found += [CallableFunction(function, tool.name) for function in tool.functions]
+            else:
+                found.append(CallableFunction(tool))
+        return found
 
     @property
     def wants_logprobs(self) -> bool:
@@ -208,11 +228,8 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
         chat["reasoning_effort"] = request.reasoning.effort
     if request.wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    if request.functions:
-        chat["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in request.functions
-        ]
+    if functions := request.functions:
+        chat["tools"] = [{"type": "function", "function": function.told()} for function in functions]
     if request.tool_choice is not None:
         chat["tool_choice"] = _tool_choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
@@ -294,7 +311,7 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
             call = {
                 "id": item.call_id,
                 "type": "function",
-                "function": {"name": item.name, "arguments": item.arguments},
+                "function": {"name": full_name(item.namespace, item.name), "arguments": item.arguments},
             }
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})

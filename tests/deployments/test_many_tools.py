@@ -39,6 +39,12 @@ def bodies(num_tools: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def grouped(num_tools: int) -> dict[str, Any]:
+    """The same in a namespace."""
+    body = bodies(num_tools)["/v1/responses"]
+    return body | {"tools": [{"type": "namespace", "name": "mcp", "tools": body["tools"]}]}
+
+
 @pytest.mark.api("chat.completions", "tools")
 @pytest.mark.api("responses", "tools")
 @pytest.mark.api("messages", "tools")
@@ -46,10 +52,10 @@ async def test_a_thousand_tools_are_taken(service: ApiService, cell: CellStandIn
     cell.max_tokens = 1 << 20
     transport = httpx.ASGITransport(app=create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
-        for path, body in bodies(1024).items():
+        for path, body in (*bodies(1024).items(), ("/v1/responses", grouped(1024))):
             response = await http.post(path, json=body)
             assert response.status_code == 200, response.text
-        for path, body in bodies(1025).items():
+        for path, body in (*bodies(1025).items(), ("/v1/responses", grouped(1025))):
             response = await http.post(path, json=body)
             assert response.status_code == 400
             assert response.json()["error"]["param"] == "tools"

@@ -94,7 +94,10 @@ async def test_how_to_reason_and_what_to_keep_is_accepted(http: httpx.AsyncClien
     "responses", "client_metadata", "include", "input", "reasoning", "store", "text", "tools", "truncation"
 )
 async def test_what_codex_sends_is_answered(http: httpx.AsyncClient, cell: CellStandIn) -> None:
-    """Its tools are more than functions; the model hears of those alone, and the response lists no other."""
+    """Its tools are more than functions; the model hears of those alone, and the response lists no other.
+
+    Those that it has from servers of the Model Context Protocol are functions in a namespace.
+    """
     cell.max_tokens = 2048
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hm"}]}
     body: dict[str, Any] = {
@@ -110,7 +113,11 @@ async def test_what_codex_sends_is_answered(http: httpx.AsyncClient, cell: CellS
             FLAT_TOOL | {"defer_loading": False},
             {"type": "web_search", "external_web_access": True},
             {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
-            {"type": "namespace", "name": "mcp__files", "tools": [FLAT_TOOL]},
+            {
+                "type": "namespace",
+                "name": "mcp__files",
+                "tools": [FLAT_TOOL, {"type": "custom", "name": "x"}],
+            },
         ],
         "tool_choice": "auto",
         "parallel_tool_calls": False,
@@ -126,12 +133,14 @@ async def test_what_codex_sends_is_answered(http: httpx.AsyncClient, cell: CellS
     response = await http.post(RESPONSES, json=body)
     assert response.status_code == 200, response.text
     answer = response.json()
-    assert [tool["name"] for tool in answer["tools"]] == ["look"]
+    assert [tool["name"] for tool in answer["tools"]] == ["look", "mcp__files"]
+    assert [tool["name"] for tool in answer["tools"][1]["tools"]] == ["look"]
     assert (answer["store"], answer["truncation"]) == (False, "auto")
+    call = {"type": "function_call", "call_id": "c", "name": "mcp__look", "arguments": "{}"}
     plain = {
         "instructions": body["instructions"],
-        "input": [body["input"][0], said, *body["input"][3:]],
-        "tools": [FLAT_TOOL],
+        "input": [body["input"][0], said, call, body["input"][4]],
+        "tools": [FLAT_TOOL, FLAT_TOOL | {"name": "mcp__files__look"}],
     }
     assert (await http.post(RESPONSES, json=plain)).status_code == 200
     first, second = cell.submissions
