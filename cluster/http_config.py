@@ -31,8 +31,8 @@ class HttpConfig(StrictModel):
     )
     allowed_origins: tuple[str, ...] = Field(
         default=(),
-        description="Origins such as `https://chat.example` whose pages browsers let ask for text (CORS); "
-        "`*` for any.",
+        description="Origins such as `https://chat.example` whose pages browsers let ask for text (CORS), "
+        "also where the server is within and the page outside; `*` for any, but not that.",
     )
     admin: bool = Field(
         default=False,

@@ -9,13 +9,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.idempotency import REPLAYED
 from deployments.unknown_fields import HEADER
 
 #: What pages may reach: nothing that changes the server, or shows what others asked.
 _PATHS = ("/v1/", "/tokenize", "/detokenize")
 
 #: Besides those that every page may read.
-_SHOWN = ("X-Request-Id", "Retry-After", "Server-Timing", HEADER)
+_SHOWN = ("X-Request-Id", "Request-Id", "Retry-After", "Server-Timing", REPLAYED, HEADER)
 
 
 class CrossOrigin:
@@ -57,5 +58,8 @@ def _rules(app: ASGIApp, origins: Sequence[str]) -> CORSMiddleware:
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
+        # Chrome asks for it where a page from outside wants to reach a server within, or on its own machine.
+        # Only pages that are named: with `*` any page that is open somewhere would use servers it cannot see.
+        allow_private_network="*" not in origins,
         expose_headers=_SHOWN,
     )

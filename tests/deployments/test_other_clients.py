@@ -207,6 +207,7 @@ async def test_pages_of_allowed_origins_may_ask_for_text(service: ApiService) ->
         assert asked.status_code == 200
         assert asked.headers["access-control-allow-origin"] == "https://chat.example"
         assert asked.headers["access-control-allow-headers"] == "authorization"
+        assert "access-control-allow-private-network" not in asked.headers
         answer = await client.post(CHAT, json={"messages": [HELLO]}, headers=there)
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
         assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
@@ -222,6 +223,35 @@ async def test_pages_of_allowed_origins_may_ask_for_text(service: ApiService) ->
             assert (await client.options(path, headers=there | asks)).status_code in (404, 405)
     async with client_of(service) as client:
         assert (await client.options(CHAT, headers=there | asks)).status_code == 405
+
+
+async def test_pages_that_are_named_reach_a_server_within(service: ApiService) -> None:
+    """As Chrome asks where the page is on the internet and the server on this machine, or in its network."""
+    asks = {
+        "Origin": "https://chat.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    async with client_of(service, allowed_origins=("https://chat.example",)) as client:
+        asked = await client.options(CHAT, headers=asks)
+        assert (asked.status_code, asked.headers["access-control-allow-private-network"]) == (200, "true")
+        other = await client.options(CHAT, headers=asks | {"Origin": "https://other.example"})
+        assert other.status_code == 400
+    async with client_of(service, allowed_origins=("*",)) as client:
+        assert (await client.options(CHAT, headers=asks)).status_code == 400
+
+
+async def test_pages_may_read_what_clients_look_at(service: ApiService) -> None:
+    """Anthropic's has the id of a request from `request-id`."""
+    page = {"Origin": "https://chat.example", "Idempotency-Key": "one"}
+    body = {"messages": [HELLO], "max_tokens": 8}
+    async with client_of(service, allowed_origins=("https://chat.example",)) as client:
+        for _ in range(2):
+            answer = await client.post("/v1/messages", json=body, headers=page)
+        shown = answer.headers["access-control-expose-headers"].lower().split(", ")
+    own = {name for name in answer.headers if name not in ("content-type", "content-length", "vary")}
+    assert {name for name in own if not name.startswith("access-control")} <= set(shown)
+    assert {"request-id", "idempotent-replayed"} <= own
 
 
 @pytest.mark.parametrize("allowed", [("https://chat.example",), ("*",)])
