@@ -17,6 +17,10 @@ from deployments.messages_blocks import INVALID_JSON
 from deployments.messages_schema import renamed
 from deployments.tool_calls import DECODER, CallDelta
 
+#: Of thoughts, where Anthropic's API has a proof that they are its own. There has to be one: clients leave a
+#: thought without it out of the conversation that they send back, or send it as text.
+_SIGNATURE = "unsigned"
+
 
 @dataclass
 class _Block:
@@ -33,14 +37,15 @@ class _Block:
             case "text":
                 return {"type": "text", "text": self.text}
             case "thinking":
-                return {"type": "thinking", "thinking": self.text, "signature": ""}
+                return {"type": "thinking", "thinking": self.text, "signature": _SIGNATURE}
             case "tool_use":
                 shown = {"type": "tool_use", "id": self.call_id, "name": self.name}
                 return shown | {"input": _input(self.text)}
 
     def begun(self) -> dict[str, Any]:
         """As clients see it when it begins."""
-        return _Block(self.kind, call_id=self.call_id, name=self.name).shown()
+        shown = _Block(self.kind, call_id=self.call_id, name=self.name).shown()
+        return shown | {"signature": ""} if self.kind == "thinking" else shown
 
     def delta(self, text: str) -> dict[str, Any]:
         """More of it."""
@@ -137,7 +142,11 @@ class MessagesView:
 
     def _close(self) -> Iterator[bytes]:
         if self._blocks:
-            yield _event("content_block_stop", index=len(self._blocks) - 1)
+            at = len(self._blocks) - 1
+            if self._blocks[-1].kind == "thinking":
+                delta = {"type": "signature_delta", "signature": _SIGNATURE}
+                yield _event("content_block_delta", index=at, delta=delta)
+            yield _event("content_block_stop", index=at)
 
     def _message(self, call: Call) -> dict[str, Any]:
         """As it begins."""

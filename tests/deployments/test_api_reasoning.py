@@ -291,10 +291,10 @@ async def test_messages(url: str, cell: CellStandIn, per_step: int) -> None:
         async with client.messages.stream(**asked) as stream:
             final = await stream.get_final_message()
     for message in (whole, final):
-        assert [(b.type, getattr(b, "thinking", getattr(b, "text", ""))) for b in message.content] == [
-            ("thinking", "hm, hello?\n"),
-            ("text", "Hi."),
-        ]
+        thought, said = message.content
+        assert (thought.type, said.type) == ("thinking", "text")
+        assert (thought.thinking, said.text) == ("hm, hello?\n", "Hi.")
+        assert thought.signature, "clients send no thought back without, or as text"
         assert message.usage.output_tokens_details is not None
         assert message.usage.output_tokens_details.thinking_tokens > len(ids("<think>\nhm, hello?\n"))
     says(cell, "<think>for ever", per_step)
@@ -302,6 +302,8 @@ async def test_messages(url: str, cell: CellStandIn, per_step: int) -> None:
     starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
     stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
     assert (starts, stops) == (["thinking", "text"], [0, 1])
+    deltas = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
+    assert deltas[-1] == "signature_delta"
 
 
 async def test_nothing_is_parted_of_completions(url: str, cell: CellStandIn) -> None:
