@@ -74,6 +74,13 @@ def ended(reason: str, phases: Phases) -> Series:
     return {name: counter(phases)}
 
 
+def forwards(model: str, calls: float, error_s: float, actual_s: float) -> Series:
+    """Of a model, each minute for an hour."""
+    counted = {"calls": calls, "absolute_error_seconds": error_s, "actual_seconds": actual_s}
+    labels = f'{{job="f", cell="a", model="{model}"}}'
+    return {f"flotilla_cost_model_{of}_total{labels}": counter([(60, n)]) for of, n in counted.items()}
+
+
 #: By name; all are evaluated at once.
 CASES: dict[str, Case] = {}
 
@@ -81,28 +88,14 @@ CASES: dict[str, Case] = {}
 
 for num_calls, fires in ((3, 0), (20, 1)):
     # A few short answers an hour: clocks and caches make their forwards slow, which no profile mends.
-    labels = '{job="f", cell="a", model="target"}'
     CASES[f"{num_calls} calls a minute with a wrong profile"] = Case(
-        {
-            f"flotilla_cost_model_calls_total{labels}": counter([(60, num_calls)]),
-            f"flotilla_cost_model_absolute_error_seconds_total{labels}": counter([(60, 0.08)]),
-            f"flotilla_cost_model_actual_seconds_total{labels}": counter([(60, 0.1)]),
-        },
-        (expect(firing("FlotillaCostModelDrift"), 50, fires),),
+        forwards("target", num_calls, 0.08, 0.1), (expect(firing("FlotillaCostModelDrift"), 50, fires),)
     )
 
 for num_seconds, fires in ((2.4, 0), (1.2, 1)):
     # A lookup's few microseconds beside a target's forwards, against those of a target that has little to do.
-    small, large = (f'{{job="f", cell="a", model="{model}"}}' for model in ("lookup", "target"))
     CASES[f"a small drafter with a wrong profile beside {num_seconds} s of forwards a minute"] = Case(
-        {
-            f"flotilla_cost_model_calls_total{small}": counter([(60, 20)]),
-            f"flotilla_cost_model_absolute_error_seconds_total{small}": counter([(60, 0.08)]),
-            f"flotilla_cost_model_actual_seconds_total{small}": counter([(60, 0.1)]),
-            f"flotilla_cost_model_calls_total{large}": counter([(60, 20)]),
-            f"flotilla_cost_model_absolute_error_seconds_total{large}": counter([(60, 0.0)]),
-            f"flotilla_cost_model_actual_seconds_total{large}": counter([(60, num_seconds)]),
-        },
+        forwards("lookup", 20, 0.08, 0.1) | forwards("target", 20, 0.0, num_seconds),
         (expect(firing("FlotillaCostModelDrift"), 50, fires),),
     )
 
