@@ -41,7 +41,9 @@ from deployments.hangups import Hangups
 from deployments.preflight import StartError
 from deployments.ray_start import start_ray
 from deployments.reached import Places
+from deployments.reloading import roll_out
 from deployments.reserved_ports import ReservedPorts
+from deployments.rollout import Progress
 from deployments.sole_application import begin_application, end_application, refuse_second
 from deployments.startup import Startup
 from deployments.welcome import print_welcome
@@ -88,6 +90,7 @@ def run(
         return _start(config, console)
     # From now on: while models load SIGHUP would be the end, with Ray left behind.
     hangups = None if reload is None else Hangups()
+    former: Iterator[Progress] = iter(())
     try:
         with running(config, console, on_ray=_stop_on_signal) as url:
             print_welcome(console, config, url, _describe())
@@ -95,39 +98,13 @@ def run(
                 time.sleep(_POLL_S)
                 if reload is not None and hangups is not None and hangups.number:
                     hangups.number = 0
-                    _roll_out(lambda: _fitting(reload()), console, lambda: hangups.number > 0)
+                    former = roll_out(lambda: _fitting(reload()), console, lambda: hangups.number > 0, former)
     except _Interrupted:
         return ""
     except SystemExit as error:
         if error.code != signal.SIGTERM:
             raise
         return ""  # Ray took the signal, while it began
-
-
-def _roll_out(
-    reload: Callable[[], FlotillaConfig], console: Console, is_superseded: Callable[[], bool]
-) -> None:
-    """Go over to the configuration as it is now; what is wrong with it is said, and changes nothing.
-
-    One whose cells wait for resources that never come is not followed for ever: another takes its place.
-    """
-    from deployments.rollout import begin
-
-    shown = ""
-    try:
-        wanted = reload()
-        # A key that was taken out of the file opens nothing any longer; that of the environment does.
-        wanted = wanted.model_copy(update={"security": with_environment_key(wanted.security)})
-        for progress in begin(wanted, keeps_key=False):
-            if is_superseded():
-                console.print("rollout: another one is asked for", markup=False, highlight=False)
-                return
-            line = progress.failure if progress.has_failed else progress.summary()
-            if line != shown:
-                console.print(f"rollout: {line}", markup=False, highlight=False, soft_wrap=True)
-            shown = line
-    except Exception as error:  # who serves is not to end for the sake of a change
-        console.print(f"rollout: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _fitting(config: FlotillaConfig) -> FlotillaConfig:

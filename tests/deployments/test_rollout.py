@@ -38,6 +38,7 @@ from deployments.application import APP_NAME
 from deployments.farewell import Farewell
 from deployments.key_store import KeyStore
 from deployments.preflight import StartError
+from deployments.reloading import roll_out
 from deployments.rollout import Progress, RolloutError, allowed
 from tests.fakes.cell_stand_in import CellStandIn
 
@@ -84,10 +85,10 @@ def test_a_key_that_is_taken_out_of_the_file_is_none_after_the_signal(
         asked.append(allowed(running, change, keeps_key=keeps_key))
         return iter([])
 
-    monkeypatch.setattr("deployments.rollout.begin", begin)
+    monkeypatch.setattr("deployments.reloading.begin", begin)
     monkeypatch.setenv("FLOTILLA_API_KEY", key)
     console = Console(record=True, file=io.StringIO())
-    serving._roll_out(wanted, console, lambda: False)
+    roll_out(wanted, console, lambda: False, iter(()))
     assert console.export_text() == ""
     keys = KeyStore(asked[0].security, {}).keys()
     assert [find_key(one, keys) is not None for one in (before, key)] == [False, bool(key)]
@@ -303,38 +304,6 @@ def test_a_server_that_reads_its_file_again_warns_of_it_as_when_it_starts(
     assert "warning: selector.drafters names gone, but" in capsys.readouterr().err
 
 
-def test_a_server_whose_rollout_does_not_come_to_its_end_hears_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its new cells wait for resources that never come; the signal that was to mend that was never heard."""
-    hangups, seen = 0, 0
-
-    def begin(_: FlotillaConfig, **__: bool) -> Iterator[Progress]:
-        nonlocal hangups, seen
-        while seen < 1000:
-            seen += 1
-            hangups += seen == 3
-            yield Progress("DEPLOYING", "", (), frozenset())
-
-    monkeypatch.setattr("deployments.rollout.begin", begin)
-    console = Console(record=True, file=io.StringIO())
-    serving._roll_out(lambda: RUNNING, console, lambda: hangups > 0)
-    assert seen == 3
-    assert "another one is asked for" in console.export_text()
-
-
-def test_a_server_whose_new_cells_cannot_start_says_that_the_former_file_is_to_be_rolled_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Ray Serve makes nothing of the old version anew: a cell that was lost later stayed away."""
-    failed = Progress("DEPLOY_FAILED", "the cell could not start", (), frozenset())
-    monkeypatch.setattr("deployments.rollout.begin", lambda _, **__: iter([failed]))
-    console = Console(record=True, file=io.StringIO(), width=1000)
-    serving._roll_out(lambda: RUNNING, console, lambda: False)
-    told = console.export_text()
-    assert "not replaced if it is lost: roll out the former file. the cell could not start" in told
-
-
 def test_a_signal_while_models_load_is_for_later_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of who writes the configuration and tells the server, whatever it is doing."""
     rolled_out = []
@@ -346,14 +315,14 @@ def test_a_signal_while_models_load_is_for_later_and_not_the_end(monkeypatch: py
         handler(signal.SIGHUP, None)
         yield "http://here"
 
-    def roll_out(*_: object) -> None:
+    def roll_out_once(*_: object) -> None:
         rolled_out.append(True)
         raise serving._Interrupted
 
     monkeypatch.setattr(serving, "running", running)
     monkeypatch.setattr(serving, "_describe", dict)
     monkeypatch.setattr(serving, "print_welcome", lambda *_: None)
-    monkeypatch.setattr(serving, "_roll_out", roll_out)
+    monkeypatch.setattr(serving, "roll_out", roll_out_once)
     before = signal.getsignal(signal.SIGHUP)
     try:
         assert serving.run(RUNNING, console=Console(file=io.StringIO()), reload=lambda: RUNNING) == ""
