@@ -129,7 +129,8 @@ def run(
     if show:
         for name in hardware.names():
             held = hardware.load(name)
-            drafters = ", ".join(drafter.model for drafter in held.drafters.values())
+            proposing = (*held.drafters.values(), *((held.eagle,) if held.eagle else ()))
+            drafters = ", ".join(drafter.model for drafter in proposing)
             console.print(
                 f"[bold]{name}[/bold]: {held.target} with {drafters} on {held.hardware}\n  {held.source}"
             )

@@ -147,3 +147,10 @@ def test_a_log_of_drafters_says_nothing_of_eagle(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 2
     assert "EAGLE" in ran.output
+
+
+def test_the_list_of_profiles_names_the_layer() -> None:
+    """It said "with  on 1x H200"."""
+    listed = " ".join(CliRunner().invoke(app, ["--list"]).output.split())
+    assert "tensor parallel 1 with an EAGLE-3 layer grown to the shape on 1x H200" in listed
+    assert "with on" not in listed
