@@ -42,7 +42,7 @@ Answer = TypeVar("Answer")
 _DESCRIBE_TIMEOUT_S = 5.0
 #: What it said of itself longer ago is asked again.
 _HEARD_LATELY_S = 2.0
-#: And until it has said it, so often.
+#: And until it has said it, so often; who looks at it waits no longer for it to be said again.
 _LEARN_S = 1.0
 
 
@@ -137,8 +137,8 @@ class ApiService:
             raise not_ready("The model is still loading.")
         return info
 
-    async def info(self) -> CellInfo:
-        """The cell's description as last heard, some seconds ago while requests come."""
+    async def info(self, *, waits: bool = False) -> CellInfo:
+        """The cell's description as last heard, some seconds ago while requests come; for who waits, now."""
         if self._info is None:
             heard = await asyncio.shield(self._heard())
             if isinstance(heard, ApiError):
@@ -146,7 +146,7 @@ class ApiService:
             return heard
         if time.monotonic() > self._heard_at + _HEARD_LATELY_S:
             # Others serve after a rollout, with other drafters, limits and costs.
-            self._heard()
+            await asyncio.wait({self._heard()}, timeout=_LEARN_S if waits else 0.0)
         return self._info
 
     def connect(self) -> None:

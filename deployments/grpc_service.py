@@ -186,7 +186,7 @@ class GenerationService:
     async def list_models(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.ListModelsResponse:
         """The served model, and its adapters."""
         with self._admitted("ListModels", metadata) as grant:
-            info = grant.seen(await self._service.info())
+            info = grant.seen(await self._service.info(waits=True))
             return pb.ListModelsResponse(models=[mapping.model(info, name) for name in info.models])
 
     async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
@@ -194,7 +194,8 @@ class GenerationService:
         with self._admitted("Describe", metadata) as grant:
             response = pb.DescribeResponse(version=flotilla_version())
             with contextlib.suppress(ApiError):
-                info = grant.seen(await self._service.ready())
+                await self._service.ready()
+                info = grant.seen(await self._service.info(waits=True))
                 if info.models:
                     response.model.CopyFrom(mapping.model(info, info.models[0]))
                 response.ready = True

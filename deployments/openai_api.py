@@ -220,7 +220,7 @@ def create_app(
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """The served model, and its adapters."""
-        info = seen_by(request.scope, await service.info())
+        info = seen_by(request.scope, await service.info(waits=True))
         ends = info.models or (None,)
         pages = {"has_more": False, "first_id": ends[0], "last_id": ends[-1]}
         return _json({"object": "list", "data": [card(info, one) for one in info.models], **pages})
@@ -228,7 +228,7 @@ def create_app(
     @app.get("/v1/models/{model_id:path}")
     async def model(request: Request, model_id: str) -> Response:
         """A served model, by its id."""
-        info = seen_by(request.scope, await service.info())
+        info = seen_by(request.scope, await service.info(waits=True))
         info.adapter_of(model_id)
         return _json(card(info, model_id))
 

@@ -29,7 +29,7 @@ def add_tier_routes(app: FastAPI, service: ApiService) -> None:
         """Tiers and baselines, of `?prompt_tokens=` and `?max_tokens=`."""
         num_prompt = _count(request, "prompt_tokens", NUM_PROMPT)
         num_output = _count(request, "max_tokens", NUM_OUTPUT)
-        baseline = (await service.info()).baseline
+        baseline = (await service.info(waits=True)).baseline
         grant = grant_of(request.scope)
         body = {
             "object": "list",

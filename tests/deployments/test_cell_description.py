@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from httpx import AsyncClient
 
 from deployments.api_service import ApiService
 from deployments.errors import ApiError
+from deployments.grpc_service import GenerationService
 from tests.fakes.cell_stand_in import CellStandIn
 
 
@@ -59,3 +61,28 @@ async def test_what_cells_serve_is_learnt_before_anybody_asks(cell: CellStandIn,
     await asyncio.sleep(0.05)
     cell.away = True
     assert (await service.info()).model == "demo"
+
+
+async def test_who_looks_after_a_change_is_shown_it_at_the_first_look(
+    http: AsyncClient, cell: CellStandIn, service: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a rollout, "done", `/v1/models` once more told the policy and drafters of before."""
+    monkeypatch.setattr("deployments.api_service._HEARD_LATELY_S", 0.0)
+    assert (await service.info()).drafters == ("small", "lookup")
+    cell.drafters = ["new"]
+    assert (await http.get("/v1/models")).json()["data"][0]["drafters"] == ["new"]
+    cell.drafters = ["newer"]
+    described = await GenerationService(service).describe()
+    assert list(described.model.drafters) == ["newer"]
+
+
+async def test_who_looks_waits_for_no_cell_that_hangs(
+    cell: CellStandIn, service: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.api_service._HEARD_LATELY_S", 0.0)
+    monkeypatch.setattr("deployments.api_service._LEARN_S", 0.05)
+    before = await service.info()
+    never = asyncio.Event()
+    monkeypatch.setattr(cell, "describe", never.wait)
+    async with asyncio.timeout(3):
+        assert await service.info(waits=True) == before
