@@ -31,17 +31,16 @@ def exposure_warnings(config: FlotillaConfig, *, wants_keys: bool) -> list[str]:
         if is_on and not is_loopback(section.host)
     }
     warnings = []
-    api = {name: host for name, host in open_hosts.items() if name != "metrics.host"}
-    if api and not wants_keys and config.http.tls_client_ca is None:
-        where = " and ".join(f"{name} {host}" for name, host in api.items())
+    where = " and ".join(f"{name} {host}" for name, host in open_hosts.items() if name != "metrics.host")
+    if where and not wants_keys and config.http.tls_client_ca is None:
         warnings.append(
             f"ANYBODY who can connect to {where} can use this server: there are no API keys. Make one with "
             "`flotilla keys create` and set `security.keys_file`, or set FLOTILLA_API_KEY (docs/security.md)"
         )
-    if api and wants_keys and config.http.tls_certificate is None:
+    if where and wants_keys and config.http.tls_certificate is None:
         warnings.append(
-            f"API keys and prompts travel in the clear to {' and '.join(api.values())}: set "
-            "`http.tls_certificate` and `http.tls_key`, or have a proxy in front serve HTTPS"
+            f"API keys and prompts travel in the clear to {where}; set `http.tls_certificate` and "
+            "`http.tls_key`, or have a proxy in front serve HTTPS"
         )
     if "metrics.host" in open_hosts:
         warnings.append(

@@ -208,7 +208,7 @@ def test_who_listens_for_others_without_keys_is_warned(
         preflight.check(config(security={"require_keys": True}))
     monkeypatch.setenv("FLOTILLA_API_KEY", new_key())
     (warning,) = preflight.check(config(http={"host": "0.0.0.0"}, security={"require_keys": True}))
-    assert "in the clear" in warning
+    assert "in the clear to http.host 0.0.0.0; set" in warning
     monkeypatch.setenv("FLOTILLA_API_KEY", "short")
     with pytest.raises(StartError, match="FLOTILLA_API_KEY"):
         preflight.check(config())
