@@ -330,7 +330,6 @@ class ApiService:
             request.tool_choice,
             self.tool_parser,
             parallel=request.parallel_tool_calls is not False,
-            knows_tools=self._codec.knows_tools,
             token_of=self._codec.single_token,
         )
 

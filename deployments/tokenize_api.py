@@ -126,7 +126,7 @@ async def _tokens(service: ApiService, asked: TokenizeRequest) -> list[int]:
             "`continue_final_message` and `add_generation_prompt` exclude each other.",
             "continue_final_message",
         )
-    use = ToolUse(asked.tools, "auto", service.tool_parser, knows_tools=service.codec.knows_tools)
+    use = ToolUse(asked.tools, "auto", service.tool_parser)
     return await chat_tokens(
         service.codec,
         asked.messages,

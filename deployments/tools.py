@@ -130,7 +130,6 @@ class ToolUse:
         parser: str,
         *,
         parallel: bool = True,
-        knows_tools: bool = False,
         token_of: TokenOf = _no_token,
     ) -> None:
         """Raises `ApiError` (400) where the choice and the tools contradict each other, or no parser is set.
@@ -138,7 +137,6 @@ class ToolUse:
         Args:
             tools: of the request. choice: `tool_choice`. parallel: `parallel_tool_calls`.
             parser: how the model writes calls, "none" if that is not known.
-            knows_tools: whether the chat template has a place for tools.
             token_of: the token that a text is by itself, if it is one.
         """
         self.tools: list[dict[str, Any]] | None = None
@@ -169,7 +167,7 @@ class ToolUse:
                 )
         if choice == "none":
             return
-        if parser == "none" and not (self.is_required and knows_tools):
+        if parser == "none" and not self.is_required:
             raise bad_request(
                 "`tools` cannot be used here: it is not known how this model writes calls. Set "
                 "`target.tool_parser` in the server's configuration, or force a call by `tool_choice`.",

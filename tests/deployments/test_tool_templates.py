@@ -181,5 +181,5 @@ def test_tools_are_refused_where_calls_would_not_be_read(model: str) -> None:
     assert kind_for_template(UNKNOWN[model]) == "none"
     tools = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": PARAMETERS}})]
     with pytest.raises(ApiError, match="not known how this model writes calls"):
-        ToolUse(tools, "auto", kind_for_template(UNKNOWN[model]), knows_tools=True)
-    ToolUse(tools, "required", "none", knows_tools=True)
+        ToolUse(tools, "auto", kind_for_template(UNKNOWN[model]))
+    ToolUse(tools, "required", "none")
