@@ -91,7 +91,7 @@ class HeadProposals:
     rests: Rests | None
     num_steps: Callable[[], int]
     _plans: dict[str, LastPlan] = field(default_factory=dict)
-    # Layers that EAGLE was asked for last, by request.
+    # Layers that the heads were asked for last, by request; of those whose drafter they were then.
     _asked: dict[str, int] = field(default_factory=dict)
     # Of the requests planned for last, those with such plans; for requests that have had none.
     _of_batch: LastPlan | None = None
@@ -112,7 +112,10 @@ class HeadProposals:
             num_outstanding: calls that will be answered before it.
         """
         wanted = self._wanted(request, num_requests, num_outstanding)
-        self._asked[request.request_id] = wanted.num_heads
+        if self._is_of_heads(request):
+            self._asked[request.request_id] = wanted.num_heads
+        else:
+            self._asked.pop(request.request_id, None)
         return wanted
 
     def _wanted(self, request: Request, num_requests: int, num_outstanding: int) -> Wanted:
@@ -226,6 +229,10 @@ class HeadProposals:
     def num_asked(self, request: Request) -> int:
         """Layers that the latest call with the request asks of the target's heads."""
         return self._asked.get(request.request_id, 0) if self._is_of_heads(request) else 0
+
+    def have_had_no_say(self, request: Request) -> bool:
+        """Whether its drafter is the target's heads, but was not yet when they could have been asked."""
+        return request.request_id not in self._asked and self._is_of_heads(request)
 
     def _is_of_heads(self, request: Request) -> bool:
         """Whether its drafter is the target's heads."""

@@ -101,8 +101,8 @@ class StepPlanner:
         self.pool.assign(ready, now)
         kinds = self.cost.kinds
         for request in ready:
-            request.drafted_by = request.drafter
-            request.drafted_kind = kinds.get(request.drafter, request.drafter)
+            request.drafted_by = by = "" if self.heads.have_had_no_say(request) else request.drafter
+            request.drafted_kind = kinds.get(by, by)
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
         batch = DecodeBatch(self.decode_views.of_all(ready, now, max_model_tokens))
         self._views.update(zip([request.request_id for request in ready], batch, strict=True))

@@ -110,7 +110,8 @@ class Request:
         opened: whether the target holds an entry for it (so that a release is owed).
         drafter: name of the drafter instance serving it; empty before one is assigned.
         drafted_by, drafted_kind: instance that it had when its iteration began, and the kind of that, empty
-            where that only reads; the draft tree is theirs also when it has moved on meanwhile.
+            where that only reads, or are heads that were not asked about it yet; the draft tree is theirs
+            also when it has moved on meanwhile.
         heard: per drafter, how many tokens of the sequence it has been told.
         draft_call: id of the draft call waited for.
         tree: the candidate tree of this step; then, once selected, the draft tree.

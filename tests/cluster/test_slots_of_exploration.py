@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 from unittest import mock
 
 from cluster.cost_model import CostProfile
-from cluster.events import Action, Draft, VerifyDone
+from cluster.events import Action, Draft, DrafterReady, VerifyDone
 from cluster.linear_cost import LinearCost
+from drafters.heads_drafter import HeadsDrafter
 from engine.sampling_params import SamplingParams
 from selector.lbss import Lbss
 from selector.protocol import Outcome
 from tests.cluster.pipelined import PipelineWorld
-from tests.cluster.simulated import submit
+from tests.cluster.proposing_target import CANDIDATES, HEADS, ProposingTarget
+from tests.cluster.simulated import VOCAB, SimulatedTarget, submit
 from tests.cluster.test_core import World
 
 
@@ -47,10 +50,10 @@ def test_slots_begin_with_the_first_draft_and_admission_ends_none() -> None:
 class WatchedWorld(World):
     """Compares what the selector is told of with the draft calls that were sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_slots: int = 400) -> None:
         self.drafted: set[str] = set()
         self.told: list[tuple[Outcome, bool]] = []
-        super().__init__(3, "fixed", selector="lbss")
+        super().__init__(3, "fixed", num_slots=num_slots, selector="lbss")
         selector = self.core.pool.selector
         assert isinstance(selector, Lbss)
         inner = selector.observe
@@ -82,6 +85,36 @@ def test_a_step_in_which_a_drafter_only_read_is_no_goodput_of_it() -> None:
     assert only_read
     assert all(outcome.kind == "" for outcome in only_read)
     assert all(outcome.kind for outcome, was_drafted in world.told if was_drafted)
+
+
+class BesideHeads(WatchedWorld):
+    """One of its two drafters is the target's heads."""
+
+    def make_target(self, num_slots: int) -> SimulatedTarget:
+        return ProposingTarget(num_slots, kind="heads")
+
+    def start_drafter(self, name: str) -> None:
+        if name == "good":
+            super().start_drafter(name)
+            return
+        heads = HeadsDrafter(num_heads=HEADS, vocab_size=VOCAB, max_tokens=200, num_candidates=CANDIDATES)
+        self.drafters[name] = cast(Any, heads)
+        self.handle(DrafterReady(name, heads.capabilities, 6))
+
+
+def test_the_step_after_which_heads_are_first_asked_is_no_goodput_of_them() -> None:
+    """Whoever moves to them has nothing proposed, and decodes one step without a draft."""
+    world = BesideHeads(num_slots=2000)
+    sampling = SamplingParams(temperature=0.0, max_tokens=60)
+    for number in range(6):
+        world.send(submit(number, world.rng, sampling=sampling))
+    world.drain()
+    world.check_ends()
+    kinds = [outcome.kind for outcome, was_drafted in world.told if was_drafted]
+    assert min(kinds.count("good"), kinds.count("poor")) > 10
+    undrafted = [outcome for outcome, was_drafted in world.told if not was_drafted]
+    assert undrafted
+    assert all(outcome.kind == "" for outcome in undrafted)
 
 
 def test_who_waits_for_a_slower_drafter_of_others_is_told_of_its_own_seconds() -> None:
