@@ -20,6 +20,11 @@ _BEYOND = {
     "layer_replication": "it repeats layers of the model",
     "target_parameters": "it changes weights that are not those of linear layers",
     "trainable_token_indices": "it changes embeddings of tokens",
+    "use_bdlora": "its halves are stored as blocks (BD-LoRA)",
+    "kasa_config": "it scales what lies between its halves, and goes with changed weights (KaSA)",
+    "monteclora_config": "it adds what is drawn in training (MonteCLoRA)",
+    "velora_config": "it has what only its training needs beside its halves (VeLoRA)",
+    "arrow_config": "it chooses among adapters (Arrow)",
     "alora_invocation_tokens": "it begins in the middle of a prompt (activated LoRA)",
 }
 # Begun with these, training subtracts from the model's own weights what the adapter starts as.

@@ -115,7 +115,10 @@ def _modules(file: Path, config: Mapping[str, Any]) -> dict[str, LowRank]:
             names = set(stored.keys())
             for name in sorted(names):
                 if not name.startswith(PREFIX) or not name.endswith((DOWN, UP)):
-                    raise UnsupportedModel(f"`{name}` in {file} is no part of a LoRA that can be served")
+                    raise UnsupportedModel(
+                        f"`{name}` in {file} is no part of a LoRA that can be served: those change linear "
+                        "layers before the output projection only; merge it into its model"
+                    )
                 module = name.removesuffix(DOWN).removesuffix(UP)
                 if not {module + DOWN, module + UP} <= names:
                     raise UnsupportedModel(f"`{name}` in {file} lacks its other half")

@@ -201,6 +201,11 @@ def test_the_scale_of_an_adapter_that_names_none(tmp_path: Path) -> None:
         ),
         ({"init_lora_weights": "lora_ga"}, "weights that `init_lora_weights` 'lora_ga' has changed"),
         ({"use_qalora": True}, r"QA-LoRA\) \(`use_qalora`\)"),
+        ({"use_bdlora": {"nblocks": 2}}, r"BD-LoRA\) \(`use_bdlora`\); merge it"),
+        ({"kasa_config": {"beta": 0.1}}, r"KaSA\) \(`kasa_config`\); merge it"),
+        ({"monteclora_config": {"num_samples": 8}}, r"MonteCLoRA\) \(`monteclora_config`\); merge it"),
+        ({"velora_config": {"rank": 1}}, r"VeLoRA\) \(`velora_config`\); merge it"),
+        ({"arrow_config": {"top_k": 3}}, r"Arrow\) \(`arrow_config`\); merge it"),
         ({"target_parameters": ["experts.weight"]}, "`target_parameters`"),
     ],
 )
@@ -242,7 +247,9 @@ def test_broken_adapters_are_refused_by_name(tmp_path: Path) -> None:
 
     half = first.replace("lora_A", "lora_B") if "lora_A" in first else first.replace("lora_B", "lora_A")
     refused({name: one for name, one in tensors.items() if name != half}, "lacks its other half")
-    refused({**tensors, "base_model.model.lm_head.weight": torch.zeros(2, 2)}, "no part of a LoRA")
+    refused(
+        {**tensors, "base_model.model.lm_head.weight": torch.zeros(2, 2)}, "no part of a LoRA.*; merge it"
+    )
     refused({**tensors, first: torch.full_like(tensors[first], torch.nan)}, "NaN or infinite")
     refused(
         {name: one[:0] if "lora_A" in name else one[:, :0].clone() for name, one in tensors.items()},
