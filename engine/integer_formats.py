@@ -74,9 +74,9 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
     """A weight of compressed-tensors', `pack-quantized`; see `from_qweight`.
 
     Args:
-        tensors: `weight_packed`, words [outputs, words], `weight_scale` [outputs, groups] and perhaps
-            `weight_zero_point`, words [words, groups] or as old versions have it, int8 [outputs, groups] less
-            the middle, without which zero is zero, and `weight_g_idx`.
+        tensors: `weight_packed`, words [outputs, words], `weight_scale`, one or [outputs, groups], and
+            perhaps `weight_zero_point`, words [words, groups] or as old versions have it, int8 [outputs,
+            groups] less the middle, without which zero is zero, and `weight_g_idx`.
         shape: (outputs, inputs) of the layer.
 
     Raises:
@@ -92,6 +92,7 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
         raise ValueError(f"`weight_packed` is {_told(words)} where the model has {[outputs, inputs]}")
     bits = _bits(words.shape[1], inputs)
     numbers = _unpacked(words, bits)[:, :inputs]
+    scales, zeros = _for_each_output(scales, zeros, outputs)
     scales = scales.reshape(outputs, -1) if scales.shape[:1] == (outputs,) else scales
     if zeros is None:
         points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8)
@@ -124,9 +125,7 @@ def from_int8(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> In
     assert scales is not None
     if tuple(weight.shape) != shape:
         raise ValueError(f"{list(weight.shape)} where the model has {list(shape)}")
-    if scales.numel() == 1:
-        scales = scales.reshape(1, 1).expand(outputs, 1)
-        zeros = None if zeros is None else zeros.reshape(1, 1).expand(outputs, 1)
+    scales, zeros = _for_each_output(scales, zeros, outputs)
     scales = scales.reshape(outputs, -1) if scales.shape[:1] == (outputs,) else scales
     points = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros.reshape(scales.shape)
     return _weight(_unsigned(weight), scales, _unsigned(points), 8)
@@ -164,11 +163,24 @@ def _weight(
     return IntegerWeight.of(numbers[:, columns], scales, zeros, group=size, bits=bits, order=columns)
 
 
+def _for_each_output(
+    scales: torch.Tensor, zeros: torch.Tensor | None, outputs: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same, with one for each output where there is one for the whole matrix."""
+    if scales.numel() != 1 or (zeros is not None and zeros.numel() != 1):
+        return scales, zeros
+    scales, *more = (one.reshape(1, 1).expand(outputs, 1) for one in (scales, zeros) if one is not None)
+    return scales, more[0] if more else None
+
+
 def _bits(words: int, numbers: int) -> int:
     """Of each of `numbers` in `words`."""
     bits = words * _WORD_BITS // numbers
     if bits not in (4, 8) or words != _words(numbers, bits):
-        raise ValueError(f"{numbers} numbers in {words} words: those of four and of eight bits are read")
+        raise ValueError(
+            f"{numbers} numbers in {words} words: those of four and of eight bits are read, not of "
+            f"{words * _WORD_BITS / numbers:.3g}"
+        )
     return bits
 
 

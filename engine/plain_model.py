@@ -63,7 +63,10 @@ def read_model(
             with refused(directory):
                 return load(Checkpoint(directory), config, dtype).eval()
         except UnreadableCheckpoint as error:
-            raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
+            raise UnsupportedModel(
+                f"cannot load the model in {directory}: {error}; if its files are whole, its weights are "
+                "quantized in a way that is not read (docs/gpu.md): use the checkpoint without quantization"
+            ) from error
     model = None
     if route == "plain" and takes_experts_apart and not (trust_remote_code and hasattr(config, "auto_map")):
         with suppress(UnreadableCheckpoint), refused(directory):  # else as any other

@@ -38,6 +38,8 @@ _UNUSED = re.compile(
 )
 _AUTO_ROUND = ("auto-round", "intel/auto-round")
 _GPTQ_PACKINGS = frozenset({"gptq", "auto_gptq"})
+# Rows and columns that share an exponent in the MX formats of the Open Compute Project.
+_MX_BLOCK = (1, 32)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -237,8 +239,9 @@ def _read(
     described = quantization_of(config)
     size = described.get("group_size")
     if layer.layout == "fp8":
-        scales = _scales(tensors[layer.scales], described)
-        return StoredFp8Linear(tensors[layer.numbers], scales, bias, block_of(config))
+        numbers, scales = tensors[layer.numbers], tensors[layer.scales]
+        block = _MX_BLOCK if _is_mx(numbers, scales) else block_of(config)
+        return StoredFp8Linear(numbers, _scales(scales, described, is_mx=block == _MX_BLOCK), bias, block)
     if layer.layout == "int8":
         weight = from_int8(tensors, shape)
     elif layer.layout == "packed":
@@ -267,9 +270,16 @@ def _is_v2(described: dict[str, Any]) -> bool:
     return "gptq_v2" in (described.get("checkpoint_format"), described.get("format"))
 
 
-def _scales(tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:
+def _is_mx(numbers: torch.Tensor, scales: torch.Tensor) -> bool:
+    """Whether these are MXFP8: with a byte for each output's blocks, as no other format has them."""
+    rows, columns = _MX_BLOCK
+    blocks = (numbers.shape[0] // rows, -(-numbers.shape[-1] // columns))
+    return scales.dtype == torch.uint8 and tuple(scales.shape) == blocks
+
+
+def _scales(tensor: torch.Tensor, described: dict[str, Any], *, is_mx: bool) -> torch.Tensor:
     """Scales as what they are, where bytes stand for exponents."""
-    if tensor.dtype == torch.uint8 and described.get("scale_fmt") == "ue8m0":
+    if tensor.dtype == torch.uint8 and (is_mx or described.get("scale_fmt") == "ue8m0"):
         return tensor.view(torch.float8_e8m0fnu)
     return tensor
 

@@ -94,6 +94,8 @@ def _found(checkpoint: Checkpoint) -> Iterator[StoredLayer]:
         kind = checkpoint.kind(name)
         by_kind = _BY_KIND.get(kind)
         layout = _BY_NAME.get(part) or by_kind
+        if layout == "packed" and kind == "U8":  # NVFP4's have a scale of scales, and are told above
+            raise UnreadableCheckpoint(f"`{name}` is in MXFP4 (floats of four bits), which is not read")
         if layout is None and part.endswith(_WEIGHTS) and kind not in _FLOATS:
             raise UnreadableCheckpoint(f"`{name}` is of type {kind}, which is not read")
         if layout is None or part.endswith(_ZERO_POINTS):

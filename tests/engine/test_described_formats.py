@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from benchmarks.transformers_engine import load_model
+from engine.integer_formats import from_packed
+from engine.integer_weight import IntegerWeight
 from engine.loading import UnsupportedModel, load_runner
 from engine.quantized_files import UnsuitableWeights, check_quantization
 from tests.engine import tiny_models
@@ -115,6 +117,26 @@ def modelopt_nvfp4(weight: torch.Tensor) -> Parts:
     }
 
 
+def mxfp4(weight: torch.Tensor) -> Parts:
+    outputs, inputs = weight.shape
+    return {
+        "weight_packed": torch.zeros(outputs, inputs // 2, dtype=torch.uint8),
+        "weight_scale": torch.full((outputs, inputs // 32), 127, dtype=torch.uint8),
+    }
+
+
+def mxfp8(weight: torch.Tensor) -> Parts:
+    """As llm-compressor and AutoRound write it: an exponent for 32 inputs."""
+    outputs, inputs = weight.shape
+    blocks = -(-inputs // 32)
+    exponents = torch.arange(outputs * blocks).view(outputs, blocks) % 5 - 9
+    numbers = weight / torch.exp2(exponents).repeat_interleave(32, 1)[:, :inputs]
+    return {
+        "weight": numbers.clamp(-448, 448).to(torch.float8_e4m3fn),
+        "weight_scale": (exponents + 127).to(torch.uint8),
+    }
+
+
 def marlin(weight: torch.Tensor) -> Parts:
     return {
         "weight_packed": torch.zeros(2, 2 * len(weight), dtype=torch.int32),
@@ -143,6 +165,11 @@ def mlx(weight: torch.Tensor) -> Parts:
     ("described", "instead", "told"),
     [
         ({"quant_method": "compressed-tensors"}, nvfp4, "weight_global_scale` belongs to weights in NVFP4"),
+        (
+            {"quant_method": "compressed-tensors"},
+            mxfp4,
+            "weight_packed` is in MXFP4 .* use the checkpoint with",
+        ),
         ({"quant_method": "modelopt"}, modelopt_nvfp4, r"weight_scale_2` belongs to weights .*NVFP4"),
         (
             None,
@@ -198,3 +225,28 @@ def test_quantized_experts_of_models_that_compute_otherwise_are_told(tmp_path: P
         match=rf"its experts are quantized \(`{expert}.qweight`\), and those of GptOssForCausalLM are not",
     ):
         load_runner(directory, num_slots=128)
+
+
+@pytest.mark.parametrize(
+    "described", [{"quant_method": "compressed-tensors"}, {"quant_method": "auto-round", "group_size": 32}]
+)
+def test_mxfp8_is_read(described: dict[str, Any], tmp_path: Path) -> None:
+    def meant(weight: torch.Tensor) -> Parts:
+        parts = mxfp8(weight)
+        scales = torch.exp2(parts["weight_scale"].float() - 127).repeat_interleave(32, 1)
+        return {"weight": parts["weight"].float() * scales[:, : weight.shape[1]]}
+
+    plain = write(tmp_path / "plain", None, instead=meant)
+    stored = write(tmp_path / "stored", described, instead=mxfp8)
+    expected, found = (logits_of(load_runner(one, num_slots=128), 1) for one in (plain, stored))
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_integers_of_one_scale_are_read() -> None:
+    words = torch.tensor([[0x76543210, -0x01234568]] * 3, dtype=torch.int32)
+    parts = {"weight_packed": words, "weight_scale": torch.tensor([0.5])}
+    found = from_packed(parts, (3, 16))
+    assert isinstance(found, IntegerWeight)
+    meant = (torch.arange(16) - 8) * 0.5
+    assert torch.equal(found.dequantized(torch.float32), meant.expand(3, 16))

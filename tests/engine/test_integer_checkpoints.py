@@ -235,7 +235,7 @@ Tensors = dict[str, torch.Tensor]
         (
             "gptq",
             lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][:3].contiguous()}),
-            "32 numbers in 3 words: those of four and of eight bits are read",
+            "32 numbers in 3 words: those of four and of eight bits are read, not of 3; .* without quantiz",
         ),
         (
             "gptq",
