@@ -13,7 +13,7 @@ from deployments.idempotency import REPLAYED
 from deployments.unknown_fields import HEADER
 
 #: What pages may reach: nothing that changes the server, or shows what others asked.
-_PATHS = ("/v1/", "/tokenize", "/detokenize")
+_PATHS = ("/v1/", "/tokenize", "/tokenizer_info", "/detokenize")
 
 #: Besides those that every page may read.
 _SHOWN = ("X-Request-Id", "Request-Id", "Retry-After", "Server-Timing", REPLAYED, HEADER)

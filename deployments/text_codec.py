@@ -36,6 +36,11 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 #: Tokens of a text that is gone on with, from which the first ones of the rest get their spaces.
 _CONTEXT = 6
 
+#: Of what a tokenizer was made with, where it was found: that is nobody's business.
+_PLACES = frozenset(
+    ("name_or_path", "vocab_file", "merges_file", "tokenizer_file", "is_local", "local_files_only")
+)
+
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -87,6 +92,16 @@ class TextCodec:
         """The tokenizer in the format of `tokenizer.json`; None if it has no such form."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         return None if backend is None else str(backend.to_str())
+
+    def described(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` says, special tokens as texts; where files lie is left out."""
+        told = {
+            name: _as_text(value)
+            for name, value in self._tokenizer.init_kwargs.items()
+            if name not in _PLACES and value is not None
+        }
+        told |= {"tokenizer_class": type(self._tokenizer).__name__}
+        return told | ({"chat_template": template} if (template := self._tokenizer.chat_template) else {})
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt."""
@@ -340,3 +355,12 @@ def _token_bytes(tokenizer: Any) -> list[bytes] | None:
         return None
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return byte_table([backend.id_to_token(token) for token in range(size)])
+
+
+def _as_text(value: Any) -> Any:
+    """Added tokens by their text, also in lists and by their ids."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_text(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(one) for one in value]
+    return value if isinstance(value, str | int | float | None) else str(value)

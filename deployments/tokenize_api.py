@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from deployments.api_service import ApiService
 from deployments.chat_messages import ChatMessage, check_messages
@@ -97,6 +97,11 @@ def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> No
         check_token_ids("tokens", asked.tokens, await _info(service, request, asked.model))
         decode = partial(service.codec.decode, asked.tokens, skip_special_tokens=False)
         return _json({"prompt": await in_thread_if(len(asked.tokens) > INLINE_CHARS, decode)})
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """What the model's tokenizer is configured with, its chat template included."""
+        return JSONResponse(service.codec.described())
 
 
 def _known(kind: type[RequestModel]) -> Container[str]:

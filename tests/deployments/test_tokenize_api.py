@@ -42,6 +42,15 @@ async def test_there_and_back(http: httpx.AsyncClient, cell: CellStandIn) -> Non
     assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
 
 
+async def test_what_the_tokenizer_is_configured_with(http: httpx.AsyncClient) -> None:
+    response = await http.get("/tokenizer_info")
+    assert response.status_code == 200
+    told = response.json()
+    assert told["bos_token"] == "<|bos|>", "as a text, and not as what a library calls a token"
+    assert told["chat_template"] == codec().template
+    assert not told.keys() & {"name_or_path", "vocab_file", "tokenizer_file"}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
