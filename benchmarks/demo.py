@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from cluster.config import FlotillaConfig
 from cluster.config_errors import wrong_fields
 from cluster.drafter_config import EagleConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
+from cluster.model_paths import adapter_directory
 from deployments.demo import demo_config
 from zoo.registry import DRAFTERS, EAGLE, HEADS, OTHER_VOCABULARY, weights_dir
 
@@ -68,6 +69,16 @@ def directory(path: str) -> str:
         return str(weights_dir(path.removeprefix("zoo:")))
     except KeyError as error:
         raise ValueError(error.args[0]) from None
+
+
+def adapter(path: str) -> Path:
+    """The directory of a LoRA adapter, `zoo:NAME` or a path.
+
+    Raises:
+        ValueError: if the family has none of that name.
+        FileNotFoundError: if there is none.
+    """
+    return adapter_directory(directory(path))
 
 
 def keeping_nothing(config: FlotillaConfig) -> FlotillaConfig:

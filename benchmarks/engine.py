@@ -149,13 +149,15 @@ def compare(
     end_tokens: Sequence[int],
     reference: str,
     before_run: Callable[[], None] = lambda: None,
+    after_warm_ups: Callable[[], object] = lambda: None,
     after_round: Callable[[Comparison], object] = lambda comparison: None,
 ) -> Comparison:
     """Measure every engine on every class and concurrency, in turns.
 
     A run has `per_domain` prompts, or as many as there are streams if that is more. `reference` names the
-    engine whose outputs the others' are compared with. `before_run` is called before each run, and
-    `after_round` with what is measured so far, all classes together included, after each round but the last.
+    engine whose outputs the others' are compared with. `before_run` is called before each run,
+    `after_warm_ups` once before the first that counts, and `after_round` with what is measured so far, all
+    classes together included, after each round but the last.
     """
     comparison = Comparison()
     able = {
@@ -171,6 +173,7 @@ def compare(
                 before_run()
                 engine.run(few, concurrency)
                 bar.advance(task)
+        after_warm_ups()
         orders = Orders()
         for number in range(rounds):
             for concurrency in concurrencies:

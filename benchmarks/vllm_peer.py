@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.transformers_engine import Reference
 from cluster.adapter_config import AdapterConfig
 from cluster.config import FlotillaConfig
-from cluster.model_paths import adapter_directory
 
 OWN = "flotilla"
 SERVED_NAME = "demo"
@@ -96,7 +95,7 @@ def vllm_command(
         command.append("--enforce-eager")
     command += options.arguments
     if options.adapter is not None:
-        path = adapter_directory(options.adapter)
+        path = demo.adapter(options.adapter)
         command += ["--enable-lora", "--lora-modules", f"{ADAPTER_NAME}={path}"]
     config = speculation(options, mode)
     if config is not None:
@@ -175,6 +174,36 @@ def settle(servers: Sequence[ServerProcess], idle: Mapping[str, float]) -> None:
             )
 
 
+def measure(
+    engines: Sequence[HttpEngine],
+    deck: Deck,
+    options: VllmOptions,
+    end_tokens: Sequence[int],
+    before_run: Callable[[], None],
+) -> Comparison:
+    """Ask the servers in turns; they keep the requests that count (`latencies`), and none of their warm-ups.
+
+    Raises:
+        RuntimeError: if a request fails.
+    """
+
+    def forget_warm_ups() -> None:
+        for engine in engines:
+            engine.outcomes.clear()
+
+    return compare(
+        engines,
+        deck,
+        concurrencies=sorted(set(options.concurrencies)),
+        per_domain=options.per_domain,
+        rounds=options.rounds,
+        end_tokens=end_tokens,
+        reference="vllm base" if "base" in options.modes else OWN,
+        before_run=before_run,
+        after_warm_ups=forget_warm_ups,
+    )
+
+
 def latencies(engines: Sequence[HttpEngine]) -> list[dict[str, Any]]:
     """Time to first token and per output token by server and concurrency, over all measured requests."""
     return [
@@ -224,15 +253,8 @@ def run(options: VllmOptions) -> dict[str, Any]:
             engine = HttpEngine(name, server.url, options.asked_model)
             stack.callback(engine.close)
             engines.append(engine)
-        comparison = compare(
-            engines,
-            deck,
-            concurrencies=sorted(set(options.concurrencies)),
-            per_domain=options.per_domain,
-            rounds=options.rounds,
-            end_tokens=reference.end_tokens,
-            reference="vllm base" if "base" in options.modes else OWN,
-            before_run=lambda: settle(list(servers.values()), idle),
+        comparison = measure(
+            engines, deck, options, reference.end_tokens, lambda: settle(list(servers.values()), idle)
         )
     names = list(servers)
     beside = "" if options.adapter is None else f" with {options.adapter}"
@@ -257,9 +279,10 @@ def run(options: VllmOptions) -> dict[str, Any]:
     tables.console.print(tables.plain_table("Latency (p50 / p99)", heads, rows))
     ratios = summary(comparison, names, deck.domains)
     for concurrency, entry in ratios.items():
+        base = "" if entry["vs_base"] is None else f"{entry['vs_base']:,.2f}x vLLM without speculation, "
         tables.console.print(
-            f"{concurrency} at once: {tables.number(entry['vs_base'], 2)}x vLLM without speculation, "
-            f"{tables.number(entry['vs_best'], 2)}x its best mode ({entry['best_mode']})."
+            f"{concurrency} at once: {base}{tables.number(entry['vs_best'], 2)}x its best mode "
+            f"({entry['best_mode']})."
         )
     used = ", ".join(f"{name} {cores:.2f}" for name, cores in idle.items())
     tables.console.print(f"Cores used while idle: {used}. Logs: {logs}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -81,3 +82,25 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def serving_in_a_thread(server: FakeServer) -> Iterator[str]:
+    """As `serving`, for clients that have an event loop of their own."""
+    with asyncio.Runner() as runner:
+        served = serving(server)
+        url = runner.run(served.__aenter__())
+        ended = threading.Event()
+
+        async def until_ended() -> None:
+            while not ended.is_set():
+                await asyncio.sleep(0.01)
+
+        background = threading.Thread(target=lambda: runner.run(until_ended()))
+        background.start()
+        try:
+            yield url
+        finally:
+            ended.set()
+            background.join()
+            runner.run(served.__aexit__(None, None, None))

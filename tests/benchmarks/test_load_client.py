@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from benchmarks.load_client import LoadClient, Outcome, _take_chunk, run_load
 from benchmarks.objectives import Slo, parse_slos
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
-from tests.benchmarks.fake_server import FakeServer, serving
+from tests.benchmarks.fake_server import FakeServer, serving, serving_in_a_thread
 
 
 def request(text: str = "hello", index: int = 0, arrival_s: float | None = None) -> BenchRequest:
@@ -211,23 +209,10 @@ def test_two_engines_of_one_server_both_find_their_prompts_read() -> None:
     """Else whoever is asked second finds them in the prefix cache, and mostly that is ours."""
     server = FakeServer(lambda body: ["a "] * body["max_tokens"])
     tasks = [Task("code", [n, n + 1], 3) for n in range(4)]
-    with asyncio.Runner() as runner:
-        served = serving(server)
-        url = runner.run(served.__aenter__())
-        ended = threading.Event()
-
-        async def until_ended() -> None:
-            while not ended.is_set():
-                await asyncio.sleep(0.01)
-
-        background = threading.Thread(target=lambda: runner.run(until_ended()))
-        background.start()
+    with serving_in_a_thread(server) as url:
         engine = HttpEngine("plain", url, "fake", serve.SPECULATION_OFF, reads_first=True)
         result = engine.run(tasks, 2)
         engine.close()
-        ended.set()
-        background.join()
-        runner.run(served.__aexit__(None, None, None))
     assert [body["max_tokens"] for body in server.bodies] == [1] * 4 + [3] * 4
     assert sorted(body["prompt"] for body in server.bodies[:4]) == [task.tokens for task in tasks]
     # What is read first is not in the figures.
