@@ -41,7 +41,7 @@ def _checked(path: Path | None, *, is_plot: bool = False) -> Path | None:
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write all figures to this file.", callback=to_write)
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.")]
 #: Of servers with keys: not in records.
 ApiKey = Annotated[
     str | None, typer.Option(envvar=["OPENAI_API_KEY", "FLOTILLA_API_KEY"], help="Bearer token.")

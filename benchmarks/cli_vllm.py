@@ -53,7 +53,8 @@ def vllm(
         return
     from benchmarks import tables, vllm_peer
 
-    modes = tuple(mode or vllm_peer.MODES)
+    # Named twice, one takes part once.
+    modes = tuple(dict.fromkeys(mode or vllm_peer.MODES))
     unknown = sorted(set(modes) - set(vllm_peer.MODES))
     if unknown:
         known = ", ".join(vllm_peer.MODES)

@@ -109,6 +109,17 @@ def build_engines(
     return engines
 
 
+def _check(options: EngineOptions) -> None:
+    if options.url is not None and options.policies:
+        raise ValueError("--policy: a server that runs has the policy it was started with; leave out --url")
+    if options.url is not None and options.profile is not None:
+        raise ValueError("--profile: a server that runs has the profile it was started with; leave out --url")
+    if options.url is not None and not options.processes:
+        raise ValueError("--no-processes: a server that runs has its processes; leave out --url")
+    if not options.peers and (options.assistants or options.peer_threads):
+        raise ValueError("--assistant and --peer-threads are Transformers', which --no-peers leaves out")
+
+
 def run(options: EngineOptions) -> dict[str, Any]:
     """Run the comparison, print its tables and return its JSON record, which is written after each round.
 
@@ -116,8 +127,7 @@ def run(options: EngineOptions) -> dict[str, Any]:
         ValueError: for options that do not go together, before anything is started.
     """
     config = demo.load_config(options.config)
-    if options.url is not None and options.policies:
-        raise ValueError("--policy: a server that runs has the policy it was started with; leave out --url")
+    _check(options)
     if options.profile is not None:
         config = config.model_copy(update={"profile": str(options.profile)})
     reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
@@ -131,7 +141,9 @@ def run(options: EngineOptions) -> dict[str, Any]:
         raise ValueError(f"no prompts of {', '.join(missing)} in {options.source}")
     encoded = [reference.encode(prompt) for prompt in loaded]
     deck = Deck(loaded, encoded, bound=options.max_tokens, seed=options.seed)
-    threads = options.peer_threads or best_threads(reference, encoded[0])
+    threads = options.peer_threads
+    if options.peers and not threads:
+        threads = best_threads(reference, encoded[0])
     baselines = [PLAIN, GENERATE] if options.peers else [PLAIN]
 
     def keep(comparison: Comparison) -> dict[str, Any]:
@@ -140,7 +152,7 @@ def run(options: EngineOptions) -> dict[str, Any]:
             **environment.of_cell(config, __name__),
             "target": os.path.basename(reference.path),
             "dtype": config.target.dtype,
-            "transformers_threads": threads,
+            "transformers_threads": threads if options.peers else None,
             "prompts_repeated": deck.repeats,
         }
         tables.write_json(options.json_file, record)
@@ -162,7 +174,8 @@ def run(options: EngineOptions) -> dict[str, Any]:
     where = options.url or ("Ray cell, through its stream" if options.processes else "one process")
     tables.console.print(
         f"{os.path.basename(reference.path)} in {config.target.dtype}, greedy, medians of "
-        f"{options.rounds} rounds; flotilla: {where}; Transformers: {threads} thread(s)."
+        f"{options.rounds} rounds; flotilla: {where}"
+        + (f"; Transformers: {threads} thread(s)." if options.peers else ".")
     )
     if deck.repeats:
         tables.console.print(

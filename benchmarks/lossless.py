@@ -15,7 +15,6 @@ from benchmarks.near_ties import TOLERANCE, Difference, audit, explain
 from benchmarks.receipts import ReceiptSummary, summarise_receipts
 from benchmarks.serve import SPECULATION_OFF, find_model
 from benchmarks.transformers_engine import Reference
-from cluster.model_paths import adapter_directory
 from deployments.structured_outputs import StructuredFields, constraint_of
 from engine.quantization import Quantization
 from engine.sampling_params import SamplingParams
@@ -268,7 +267,7 @@ def _near(options: LosslessOptions) -> str:
 
 async def run(options: LosslessOptions) -> dict[str, Any]:
     """Run the suite, print its tables and return its JSON record."""
-    adapter = None if options.adapter is None else adapter_directory(options.adapter)
+    adapter = None if options.adapter is None else demo.adapter(options.adapter)
     reference = Reference(demo.directory(options.target), options.dtype, options.quantization, adapter)
     loaded = prompts.load(options.source)
     equal = dict.fromkeys(sorted({prompt.domain for prompt in loaded}), 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,44 @@ def test_a_plot_of_no_format_is_told_before_anything_is_measured(
     assert (result.exit_code, "must end in .png" in result.output) == (2, True), result.output
 
 
+def test_files_that_may_not_be_written_are_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.soak.run", lambda *given: pytest.fail("it was measured"))
+    held = tmp_path / "held.json"
+    held.touch()
+    refused = {tmp_path, held}
+    # Not by the rights of the file: root may write everywhere.
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or path not in refused)
+    for path in (held, tmp_path / "new.json"):
+        result = runner.invoke(app, ["soak", "--json", str(path)], env={"COLUMNS": "300"})
+        assert (result.exit_code, "permission denied" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("command", ["serve", "regret", "pool"])
+def test_a_seed_below_zero_is_refused_by_its_name(command: str) -> None:
+    result = runner.invoke(app, [command, "--seed", "-1"], env={"COLUMNS": "300"})
+    assert (result.exit_code, "Invalid value for '--seed'" in result.output) == (2, True), result.output
+
+
+def test_an_adapter_that_the_family_does_not_have_is_told() -> None:
+    result = runner.invoke(app, ["lossless", "--adapter", "zoo:nobody"])
+    assert (result.exit_code, "unknown model 'nobody'" in result.output) == (2, True), result.output
+
+
+def test_a_mode_that_is_named_twice_is_served_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[VllmOptions] = []
+
+    def run(options: VllmOptions) -> dict[str, Any]:
+        asked.append(options)
+        return {}
+
+    monkeypatch.setattr("benchmarks.vllm_peer.run", run)
+    result = runner.invoke(app, ["vllm", "--mode", "ngram", "--mode", "base", "--mode", "ngram"])
+    assert result.exit_code == 0, result.output
+    assert asked[0].modes == ("ngram", "base")
+
+
 def test_a_variant_without_a_name_is_told() -> None:
     result = runner.invoke(app, ["lossless", "--variant", '{"top_k": 3}'], env={"COLUMNS": "300"})
     assert (result.exit_code, "is not NAME=JSON" in result.output) == (2, True), result.output
@@ -159,6 +198,9 @@ def test_a_variant_without_a_name_is_told() -> None:
     ("arguments", "reason"),
     [
         (["--url", "http://127.0.0.1:9", "--policy", "fixed"], "leave out --url"),
+        (["--url", "http://127.0.0.1:9", "--no-peers", "--profile", __file__], "leave out --url"),
+        (["--url", "http://127.0.0.1:9", "--no-peers", "--no-processes"], "leave out --url"),
+        (["--no-peers"], "which --no-peers leaves out"),
         (["--domain", "code", "--domain", "poetry"], "no prompts of poetry"),
         (["--no-processes", "--policy", "fixed", "--policy", "fixed"], "measured already"),
     ],
