@@ -38,18 +38,20 @@ class AcceptanceTable:
         return len(self.rank)
 
     def save(self, path: Path) -> None:
-        """Write it, compressed (`numpy.savez_compressed`)."""
-        np.savez_compressed(
-            path,
-            drafters=np.array(self.drafters),
-            domains=np.array(self.domains),
-            width=np.array(self.width),
-            drafter=self.drafter,
-            answer=self.answer,
-            position=self.position,
-            logp=self.logp,
-            rank=self.rank,
-        )
+        """Write it, compressed (`numpy.savez_compressed`), under the very name given."""
+        # Opened here: to a name without `.npz` numpy adds it, and what is looked for next time is not there.
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file,
+                drafters=np.array(self.drafters),
+                domains=np.array(self.domains),
+                width=np.array(self.width),
+                drafter=self.drafter,
+                answer=self.answer,
+                position=self.position,
+                logp=self.logp,
+                rank=self.rank,
+            )
 
     @classmethod
     def load(cls, path: Path) -> AcceptanceTable:

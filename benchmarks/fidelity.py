@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from benchmarks import tables
 from benchmarks.acceptance_table import AcceptanceTable
 from benchmarks.fidelity_cell import FidelityOptions, fidelity_config, measure
 from benchmarks.fidelity_record import FidelityRecord, to_json
+from deployments.output_files import check_output
 
 RECORD = "record.json"
 # Largest relative error below saturation that is wanted (issue 7).
@@ -60,9 +62,16 @@ def measured(options: FidelityOptions) -> FidelityRecord:
 
 
 def acceptance_log(path: Path, prompts: int | None) -> AcceptanceTable:
-    """The log in a file, recorded there with the demo family's model drafters if it does not exist."""
+    """The log in a file, recorded there with the demo family's model drafters if it does not exist.
+
+    Raises:
+        ValueError: if the file is no log, or cannot be made.
+        OSError: if it cannot be read.
+    """
     if path.exists():
+        tables.console.print(f"Reading the choices recorded in {path}; --prompts is not looked at.")
         return AcceptanceTable.load(path)
+    check_output(path)
     from benchmarks.acceptance_log import record_zoo
 
     options = FidelityOptions(
@@ -89,23 +98,34 @@ def show(result: Mapping[str, Any]) -> None:
         worst, where = worst_error(result, said)
         verdict = "within" if worst <= WANTED else "more than"
         tables.console.print(
-            f"Costs {costs}: largest error of latency, TTFT, TPOT, attainment and goodput {worst:.1%} "
-            f"({where}), {verdict} the {WANTED:.0%} wanted."
+            f"Costs {costs}: largest error of latency, TTFT, TPOT, attainment and goodput "
+            f"{'without bound' if math.isinf(worst) else f'{worst:.1%}'} ({where}), {verdict} the "
+            f"{WANTED:.0%} wanted."
+        )
+    if result["num_unanswered"]:
+        tables.console.print(
+            f"[yellow]{result['num_unanswered']} requests of the tests were not answered, and are in no "
+            "figure, served or simulated.[/yellow]"
         )
     for name, fitted in result["fitted"].items():
         tables.console.print(f"{name}: fitted to {fitted['num_steps']} calibration steps: {fitted}")
 
 
 def worst_error(result: Mapping[str, Any], said: tuple[str, str]) -> tuple[float, str]:
-    """The largest relative error of the requests' figures, and whose it is."""
-    _, error = said
-    found = [
-        (abs(point["figures"][name][error]), f"{name} of {point['policy']} at {point['load']:g}x")
-        for point in result["points"]
-        for name in _SHOWN
-        if point["figures"][name][error] is not None
-    ]
-    return max(found, default=(0.0, "nothing"))
+    """The largest relative error of the requests' figures, and whose it is.
+
+    Infinite where something was simulated and nothing served, as an attainment of 0.
+    """
+    simulated, error = said
+    found = []
+    for point in result["points"]:
+        for name in _SHOWN:
+            figure = point["figures"][name]
+            size = math.inf if figure[simulated] else 0.0
+            if figure[error] is not None:
+                size = abs(figure[error])
+            found.append((size, f"{name} of {point['policy']} at {point['load']:g}x"))
+    return max(found)
 
 
 def show_acceptance(result: Mapping[str, Any]) -> None:

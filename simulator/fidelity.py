@@ -155,6 +155,7 @@ def compare(record: FidelityRecord, *, simulations: int = 1, processes: int = 1)
             }
             for name, fitted in fits.items()
         },
+        "num_unanswered": sum(one.receipt is None for run in runs for one in run.requests),
         "runs": msgspec.to_builtins(compared),
         "points": points(compared),
     }
