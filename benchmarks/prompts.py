@@ -54,14 +54,27 @@ def adaserve_category(slo_ratio: float) -> tuple[str, Limit]:
 
 
 def _adaserve_prompt(row: Mapping[str, Any]) -> Prompt:
-    domain, limit = adaserve_category(float(row["slo_ratio"]))
+    ratio, emitted_ms = float(row["slo_ratio"]), float(row["emission_time_ms"])
+    if not math.isfinite(ratio) or ratio == 0.0:
+        raise ValueError(f"slo_ratio must be a multiple, or milliseconds below 0, not {ratio:g}")
+    if not 0.0 <= emitted_ms < math.inf:
+        raise ValueError(f"emission_time_ms must be 0 or more and finite, not {emitted_ms:g}")
+    domain, limit = adaserve_category(ratio)
     return Prompt(
         domain=domain,
         text=row["prompt"],
-        max_tokens=int(row["output_length"]),
+        max_tokens=_bound(row["output_length"], "output_length"),
         slo=SloSpec(tpot=limit),
-        arrival_s=float(row["emission_time_ms"]) / 1000.0,
+        arrival_s=emitted_ms / 1000.0,
     )
+
+
+def _bound(value: Any, name: str) -> int:
+    """A bound on an answer's tokens, by the name of its field."""
+    bound = int(value)
+    if bound < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return bound
 
 
 def _objectives(slo: Mapping[str, float | None]) -> SloSpec:
@@ -93,13 +106,11 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     else:
         raise ValueError(f"none of messages, turns, prompt, instruction among {sorted(row)}")
     max_tokens = row.get("max_tokens", row.get("output_length", row.get("output_tokens")))
-    if max_tokens is not None and int(max_tokens) < 1:
-        raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
     return Prompt(
         domain=str(row.get("domain") or row.get("category") or "all"),
         text=text,
         messages=messages,
-        max_tokens=None if max_tokens is None else int(max_tokens),
+        max_tokens=None if max_tokens is None else _bound(max_tokens, "max_tokens"),
         slo=_objectives(row.get("slo") or {}),
     )
 
@@ -128,7 +139,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             prompts.append(_adaserve_prompt(row) if is_adaserve else _prompt(row))
         except KeyError as error:
             raise ValueError(f"{where}: there is no {error}") from None
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from None
     if not prompts:
         raise ValueError(f"{path}: no prompts")

@@ -62,6 +62,18 @@ def choose_arrivals(options: ServeOptions, has_times: bool) -> Arrivals:
     return Arrivals.closed
 
 
+def unused(options: ServeOptions, arrivals: Arrivals) -> list[str]:
+    """The options given that say nothing to an arrival process."""
+    given = {
+        "--request-rate": options.request_rate is not None and arrivals is Arrivals.closed,
+        "--burstiness": options.burstiness != 1.0 and arrivals is not Arrivals.gamma,
+        "--trace": options.trace is not None and arrivals is not Arrivals.trace,
+        # A workload is sent as it is.
+        "--mix": options.mix is not None and arrivals is Arrivals.workload,
+    }
+    return [name for name, is_unused in given.items() if is_unused]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What is asked.
@@ -81,9 +93,18 @@ class Load:
 
 
 def build_load(options: ServeOptions) -> Load:
-    """The workload, its arrival process and the bound on concurrency."""
+    """The workload, its arrival process and the bound on concurrency.
+
+    Raises:
+        ValueError: for options that do not go together, or a file that cannot be read.
+        OSError: likewise.
+    """
     loaded = prompts.load(options.source)
     arrivals = choose_arrivals(options, all(prompt.arrival_s is not None for prompt in loaded))
+    if idle := unused(options, arrivals):
+        raise ValueError(
+            f"{', '.join(idle)}: of no use with `{arrivals}` arrivals; leave out, or choose other --arrivals"
+        )
     requests = workload.build(
         loaded,
         count=options.num_requests,

@@ -7,15 +7,17 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import arrivals, prompts, workload
+from benchmarks import arrivals, prompts, serve, workload
 from benchmarks.arrivals import Arrivals
 from benchmarks.objectives import Limit, Slo, SloSpec, parse_slos
 from benchmarks.prompts import Prompt
 
+ADASERVE = {"slo_ratio": 1.2, "emission_time_ms": 3, "output_length": 4, "prompt": "x"}
 POOL = [Prompt(domain, text=f"{domain} {n}") for domain in ("code", "chat", "summary") for n in range(10)]
 
 
@@ -163,6 +165,12 @@ def test_an_objective_of_null_is_none(tmp_path: Path) -> None:
         ({"prompt": "x", "slo": {"tpot_ms": -1}}, "tpot_ms of slo must be positive"),
         ({"prompt": "x", "slo": {"e2e_ms": float("nan")}}, "e2e_ms of slo must be positive"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"prompt": "x", "max_tokens": float("inf")}, "infinity"),
+        (ADASERVE | {"emission_time_ms": float("inf")}, "emission_time_ms must be 0 or more"),
+        (ADASERVE | {"emission_time_ms": -1}, "emission_time_ms must be 0 or more"),
+        (ADASERVE | {"slo_ratio": 0}, "slo_ratio must be a multiple"),
+        (ADASERVE | {"slo_ratio": float("nan")}, "slo_ratio must be a multiple"),
+        (ADASERVE | {"output_length": 0}, "output_length must be at least 1"),
     ],
 )
 def test_which_entry_of_a_prompt_file_is_wrong_is_told(
@@ -224,3 +232,21 @@ def test_part_of_a_workload_is_stretched_to_its_own_rate() -> None:
     ]
     assert max(times) - min(times) == pytest.approx(2 / 4.0)
     assert times == pytest.approx([15.5, 15.0, 15.25])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"request_rate": 4.0, "arrivals": Arrivals.closed}, "--request-rate"),
+        ({"burstiness": 0.5}, "--burstiness"),
+        ({"burstiness": 0.5, "request_rate": 4.0, "arrivals": Arrivals.poisson}, "--burstiness"),
+        ({"trace": Path("trace.csv"), "request_rate": 4.0, "arrivals": Arrivals.constant}, "--trace"),
+        ({"mix": "code=1,chat=1", "arrivals": Arrivals.workload}, "--mix"),
+    ],
+)
+def test_options_that_arrivals_do_not_look_at_are_refused(options: dict[str, Any], named: str) -> None:
+    """A run at another load than was asked for looks like any other."""
+    with pytest.raises(ValueError, match=f"^{named}: of no use with"):
+        serve.build_load(serve.ServeOptions(url="http://nowhere", **options))
+    held = serve.ServeOptions(url="http://nowhere", request_rate=4.0, burstiness=0.5, mix="code=1,chat=1")
+    assert serve.build_load(held).arrivals is Arrivals.gamma
