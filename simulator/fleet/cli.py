@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -83,7 +84,8 @@ def fleet(
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     if markdown is not None:
-        markdown.write_text(report.markdown(runs[0], results, plot))
+        seen = None if plot is None else os.path.relpath(plot, markdown.parent)
+        markdown.write_text(report.markdown(runs[0], results, seen))
     if plot is not None:
         report.draw(results[0], plot)
 

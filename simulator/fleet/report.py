@@ -43,8 +43,14 @@ def table(results: Sequence[FleetResult]) -> Table:
     return shown
 
 
-def markdown(scenario: Scenario, results: Sequence[FleetResult], plot: Path | None) -> str:
-    """Runs in a table, the classes and decisions of the first, and its picture."""
+def markdown(scenario: Scenario, results: Sequence[FleetResult], plot: str | None) -> str:
+    """Runs in a table, the classes and decisions of the first, and its picture.
+
+    Args:
+        scenario: of the runs.
+        results: of the runs.
+        plot: where the picture lies, seen from where the report does; None without one.
+    """
     first = results[0]
     lines = [f"# {scenario.name}", ""]
     lines += [
@@ -81,7 +87,7 @@ def markdown(scenario: Scenario, results: Sequence[FleetResult], plot: Path | No
         ],
     )
     if plot is not None:
-        lines += ["", f"![Rate, cells, attainment and queue over time]({plot.name})"]
+        lines += ["", f"![Rate, cells, attainment and queue over time]({plot})"]
     lines += ["", f"Decisions, {len(first.decisions)} in all, {first.num_lost} cells lost:", ""]
     held = [
         [f"{one.at_s:.0f}", f"{one.before} to {one.after}", str(one.serving), one.reason]

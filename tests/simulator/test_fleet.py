@@ -245,7 +245,8 @@ def test_the_command_reports_and_says_what_is_wrong(tmp_path: Path, monkeypatch:
     file.write_text(SMALL.model_dump_json())
     arguments = [str(file), "--scaling", "flotilla,fixed=4", "--router", "flotilla,round-robin"]
     written = {name: tmp_path / f"out.{name}" for name in ("json", "markdown", "plot")}
-    written["plot"] = tmp_path / "out.png"
+    written["plot"] = tmp_path / "images" / "out.png"
+    written["plot"].parent.mkdir()
     options = [part for name, path in written.items() for part in (f"--{name}", str(path))]
     run = CliRunner().invoke(app, [*arguments, *options, "--processes", "1"])
     assert run.exit_code == 0, run.output
@@ -257,6 +258,7 @@ def test_the_command_reports_and_says_what_is_wrong(tmp_path: Path, monkeypatch:
     ]
     assert held[1]["decisions"] == []
     assert "fixed at 4" in written["markdown"].read_text()
+    assert "(images/out.png)" in written["markdown"].read_text()
     assert written["plot"].read_bytes().startswith(b"\x89PNG")
     assert CliRunner().invoke(app, [str(file), "--scaling", "fixed=9"]).exit_code == 2
     assert "thousand-cells" in CliRunner().invoke(app, ["no-such-scenario"]).output
