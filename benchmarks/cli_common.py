@@ -65,7 +65,22 @@ TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks of each target."
 ServedConfig = Annotated[
     Path | None, typer.Option(exists=True, help="Serve this configuration in place of the demo family.")
 ]
+_SAID_BY_CONFIG = ("cells", "front_ends", "tensor_parallel", "policy")
 ServerLogs = Annotated[Path, typer.Option(help="Folder for the server's log.")]
+
+
+def check_served(context: typer.Context, config: Path | None) -> None:
+    """Refuse options of what is served beside a configuration, which is served as it is.
+
+    Raises:
+        BadParameter: for such an option.
+    """
+    sources = {name: context.get_parameter_source(name) for name in _SAID_BY_CONFIG}
+    given = [f"--{name.replace('_', '-')}" for name, of in sources.items() if of and of.name == "COMMANDLINE"]
+    if config is not None and given:
+        raise typer.BadParameter(
+            f"{', '.join(given)}: the configuration says it; leave out one of the two", param_hint="--config"
+        )
 
 
 def write_plot(draw: Callable[[dict[str, Any], Path], None], record: dict[str, Any], path: Path) -> None:

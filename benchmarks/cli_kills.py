@@ -21,12 +21,14 @@ from benchmarks.cli_common import (
     ServedConfig,
     ServerLogs,
     TensorParallel,
+    check_served,
     failed,
     write_plot,
 )
 
 
 def kills(
+    context: typer.Context,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long processes are killed.")] = 30.0,
     every: Annotated[float, typer.Option(help="Seconds between two kills.")] = 20.0,
     roles: Annotated[
@@ -64,6 +66,7 @@ def kills(
     from benchmarks import tables
     from benchmarks.live_system import SystemOptions
 
+    check_served(context, config)
     try:
         options = measured.KillOptions(
             system=SystemOptions(cells, front_ends, tensor_parallel, policy=policy, config=config),

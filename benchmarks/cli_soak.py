@@ -21,12 +21,14 @@ from benchmarks.cli_common import (
     ServedConfig,
     ServerLogs,
     TensorParallel,
+    check_served,
     failed,
     write_plot,
 )
 
 
 def soak(
+    context: typer.Context,
     minutes: Annotated[float, typer.Option(min=0.5, help="How long the load lasts.")] = 60.0,
     load: LoadShare = 0.8,
     rate: Rate = 0.0,
@@ -59,6 +61,7 @@ def soak(
     from benchmarks import tables
     from benchmarks.live_system import SystemOptions
 
+    check_served(context, config)
     try:
         options = measured.SoakOptions(
             system=SystemOptions(cells, front_ends, tensor_parallel, policy=policy, config=config),

@@ -165,6 +165,20 @@ def test_files_that_may_not_be_written_are_told_before_anything_is_measured(
         assert (result.exit_code, "permission denied" in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize("command", ["soak", "kills"])
+def test_what_a_served_configuration_says_is_no_option_beside_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("soak", "kills"):
+        monkeypatch.setattr(f"benchmarks.{module}.run", lambda *given: pytest.fail("it was served"))
+    config = tmp_path / "cell.yaml"
+    config.touch()
+    arguments = [command, "--config", str(config), "--policy", "fixed", "--front-ends", "1"]
+    result = runner.invoke(app, arguments, env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert "--front-ends, --policy: the configuration says it" in result.output
+
+
 @pytest.mark.parametrize("command", ["serve", "regret", "pool"])
 def test_a_seed_below_zero_is_refused_by_its_name(command: str) -> None:
     result = runner.invoke(app, [command, "--seed", "-1"], env={"COLUMNS": "300"})
