@@ -223,9 +223,13 @@ def show(record: Mapping[str, Any]) -> None:
         tables.plain_table("Tokens per second (* best count; in brackets the count chosen)", heads, rows)
     )
     for batch, part in batches.items():
+        spin = part["chosen"][SPIN]
+        set_by_hand = "which was not set by hand"
+        if str(spin["count"]) in part["goodput"]:
+            set_by_hand = f"which set by hand has {part['heuristic_of_best']:.3f} (at least {LEAST_OF_BEST})"
         tables.console.print(
-            f"{batch} requests: SPIN's heuristic takes {part['chosen'][SPIN]['count']}, "
-            f"{part['heuristic_of_best']:.3f} of the best count's goodput (at least {LEAST_OF_BEST}); "
+            f"{batch} requests: SPIN's heuristic has {spin['by_best']:.3f} of the best count's goodput; it "
+            f"mostly takes {spin['count']}, {set_by_hand}; "
             f"pipeline {part['gain_over_no_overlap']:.2f}x no overlap (at least {LEAST_GAIN})"
         )
     tables.console.print(
