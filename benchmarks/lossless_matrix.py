@@ -13,6 +13,7 @@ from deployments.demo import demo_config
 from deployments.serving import running
 from zoo.registry import ADAPTER
 
+PREEMPTION = "preemption forced"
 # Changes to the demo configuration, by section. AdaServe drafts trees for every request in every step,
 # also where the default policy would refrain.
 CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyType(
@@ -23,7 +24,7 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "two micro-batches": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": 2}},
         "micro-batches by load": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": "auto"}},
         "tensor parallel 2": {"policy": {"name": "adaserve"}, "target": {"tensor_parallel": 2}},
-        "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
+        PREEMPTION: {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
         "decomposed attention": {"policy": {"name": "adaserve"}, "target": {"attention": "decomposed"}},
         "weights of eight bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "fp8"}},
         "weights of four bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "int4"}},
@@ -118,6 +119,12 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
         "preemptions",
     ]
     tables.console.print(tables.plain_table("Losslessness of every configuration", heads, rows))
+    forced = reports.get(PREEMPTION)
+    if forced is not None and not any(result["num_preemptions"] for result in forced["results"]):
+        tables.console.print(
+            f"[yellow]Nothing was preempted in `{PREEMPTION}`: that shows nothing about preemption. More "
+            "prompts and longer answers fill the slots.[/yellow]"
+        )
     return {
         "benchmark": "lossless-matrix",
         "environment": environment.describe(),
