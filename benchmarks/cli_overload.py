@@ -94,13 +94,16 @@ def _print(record: dict[str, Any]) -> None:
     heads = ["tier", "refusals", "taken when they came back", "told s", "most s", "next taken s"]
     tables.console.print(tables.plain_table("Refusals", heads, rows))
     tables.console.print(f"Saturated at {record['saturated_rate']:.2f} requests/s.")
+    watched_s = record["phases"]["after_s"]
     everybody, others = (
-        "never" if seconds is None else f"from {seconds:.1f} s on"
+        f"not in {watched_s:g} s" if seconds is None else f"from {seconds:.1f} s on"
         for seconds in (record["recovery_s"], record["recovery_of_others_s"])
     )
     tables.console.print(
         f"All on time after the overload: {everybody}, of other keys {others}; {record['num_errors']} failed."
     )
+    for error in record["errors"]:
+        tables.console.print(error, style="red", markup=False, highlight=False)
     late = record["client_late_s"]
     tables.console.print(
         f"Requests were sent {tables.number(late['p99'], 2)} s late (p99), "

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import overload
+from benchmarks.cli import app
 from benchmarks.load_client import Outcome
 from benchmarks.overload import OverloadOptions, asked
 from benchmarks.overload_load import Arrival, Attempt, Phases
@@ -68,6 +71,26 @@ def test_who_is_late_to_the_end_has_not_recovered() -> None:
     attempts = [attempt(22.0, 1), attempt(29.0, 2, attained=False)]
     assert recovery_s(attempts, PHASES) is None
     assert recovery_s([attempt(5.0, 0)], PHASES) is None
+
+
+def test_no_more_is_said_than_was_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds do not show that a system never recovers; what failed is named."""
+    attempts = [attempt(5.0, 0), attempt(29.0, 1, attained=False, error="it broke [off]")]
+    record = {
+        **summary(attempts, PHASES),
+        "phases": asdict(PHASES),
+        "saturated_rate": 8.0,
+        "client_late_s": lateness(
+            attempts, [Arrival(5.0, "other", "batch"), Arrival(29.0, "other", "batch")]
+        ),
+    }
+    monkeypatch.setattr(overload, "run", lambda options: record)
+    result = CliRunner().invoke(app, ["overload"])
+    assert result.exit_code == 0, result.output
+    assert (
+        "All on time after the overload: not in 10 s, of other keys not in 10 s; 1 failed." in result.output
+    )
+    assert "it broke [off]" in result.output
 
 
 def test_the_refused_count_as_missed_of_those_sent() -> None:
