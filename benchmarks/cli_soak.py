@@ -92,6 +92,7 @@ def soak(
 
 def _print(record: dict[str, Any], leaks: list[str]) -> None:
     from benchmarks import tables
+    from benchmarks.soak_verdict import LATENCY_WITHIN
 
     counts = {one["pid"]: one for one in record["counts"]}
     rows = []
@@ -147,6 +148,8 @@ def _print(record: dict[str, Any], leaks: list[str]) -> None:
         f"Metric series {idle['before']['series']} before and {idle['after']['series']} after; KV slots in "
         f"use when idle {use}"
     )
+    if latency["within"] is False:
+        tables.console.print(f"[red]Latency rose by more than {LATENCY_WITHIN:.0%}.[/]")
     for line in leaks:
         tables.console.print(f"[red]{line}[/]")
     if not leaks:

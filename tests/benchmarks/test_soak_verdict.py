@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from benchmarks.cli import app
 from benchmarks.live_load import Ended
 from benchmarks.live_system import Scrape, role_of
 from benchmarks.soak import Samples, answers_are_full, counts, fits, leaks
@@ -108,6 +110,24 @@ def test_leaks_are_named() -> None:
     assert leaks(record(left=2.0)) == ["running: 2 left when idle"]
     assert leaks(record(verifiers=3)) == ["verifier: 1 processes before the load, 3 after it"]
     assert [one["fds_most"] for one in record()["counts"]] == [40.0]
+
+
+@pytest.mark.parametrize(("late_ms", "code"), [(5.0, 0), (5.3, 1)])
+def test_why_a_run_is_not_sound_is_said(late_ms: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = record()
+    for when in seen["idle"].values():
+        when |= {"kv_use": 0.0, "series": 9}
+    names = ("requests", "turned_away", "lost", "duplicated", "missing", "differing", "refused")
+    of = [ended(float(at), 5.0 if at < 150 else late_ms) for at in range(300)]
+    seen |= {
+        "answers": dict.fromkeys(names, 0),
+        "num_unproven": 0,
+        "requests_per_s": 1.0,
+        "latency": latency_change(of, 0.0, 300.0, 100.0),
+    }
+    monkeypatch.setattr("benchmarks.soak.run", lambda options: seen)
+    result = CliRunner().invoke(app, ["soak"])
+    assert (result.exit_code, "Latency rose by more than 5%" in result.output) == (code, code == 1)
 
 
 def test_front_ends_are_judged_once_they_keep_all_answers_they_may() -> None:
