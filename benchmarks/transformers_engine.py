@@ -24,6 +24,9 @@ from engine.quantized_checkpoint import load, without_quantization
 from engine.rounding import round_linears
 from engine.stored_linear import widen_linears
 
+# How long continuous batching may give nothing.
+_BATCH_SILENCE_S = 60
+
 
 class Reference:
     """A target model in plain Transformers, with its tokenizer.
@@ -213,9 +216,14 @@ class GenerateBatchEngine:
                     eos_token_id=list(self._reference.end_tokens),
                 )
                 running += 1
-            result = self._manager.get_result(timeout=60)
-            if result is None or result.error is not None:
-                raise RuntimeError(f"generate_batch failed: {result and result.error}")
+            result = self._manager.get_result(timeout=_BATCH_SILENCE_S)
+            if result is None:
+                raise RuntimeError(
+                    f"{self.name} gave no token for {_BATCH_SILENCE_S} s: leave Transformers out with "
+                    "--no-peers, or measure on a machine with less else to do"
+                )
+            if result.error is not None:
+                raise RuntimeError(f"{self.name} failed: {result.error}")
             if result.is_finished():
                 found[result.request_id] = list(result.generated_tokens)
                 running -= 1

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.engine import ALL, Deck, compare, to_json
 from benchmarks.engine_under_test import RunResult, Task, same_text, until_end
 from benchmarks.prompts import Prompt
+from benchmarks.transformers_engine import GenerateBatchEngine
 
 END = (2,)
 
@@ -133,3 +137,21 @@ def test_outputs_are_cut_and_compared_at_the_end_token() -> None:
     assert same_text([5, 2], [5], END)
     assert not same_text([5, 2], [5, 6], END)
     assert same_text([], [], END)
+
+
+def test_transformers_that_give_nothing_end_the_comparison_with_a_reason() -> None:
+    class Silent:
+        def add_request(self, tokens: list[int], **options: object) -> None:
+            pass
+
+        def get_result(self, timeout: float) -> None:
+            return None
+
+    engine = GenerateBatchEngine.__new__(GenerateBatchEngine)
+    engine._manager, engine._threads, engine._runs = Silent(), torch.get_num_threads(), 0
+    reference: Any = SimpleNamespace(end_tokens=END)
+    engine._reference = reference
+    with pytest.raises(
+        RuntimeError, match="HF generate_batch gave no token for 60 s: leave Transformers out"
+    ):
+        engine.run([Task("code", [1, 2], 4)], 1)
