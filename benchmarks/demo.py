@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -33,6 +35,23 @@ def load_config(path: Path | None) -> FlotillaConfig:
         raise ValueError("\n  ".join([f"{path}: the configuration is wrong", *lines])) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
+
+
+def changed(config: FlotillaConfig, **sections: Mapping[str, Any]) -> FlotillaConfig:
+    """The configuration with other fields in some of its sections.
+
+    Raises:
+        ValueError: for what is no configuration then, in words for people.
+    """
+    raw = config.model_dump()
+    for name, fields in sections.items():
+        raw[name] |= fields
+    try:
+        return FlotillaConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(
+            "; ".join(wrong_fields(error, whole="configuration", model=FlotillaConfig))
+        ) from None
 
 
 def every_kind() -> FlotillaConfig:

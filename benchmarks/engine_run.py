@@ -128,6 +128,8 @@ def run(options: EngineOptions) -> dict[str, Any]:
     """
     config = demo.load_config(options.config)
     _check(options)
+    for name in options.policies:
+        demo.changed(config, policy={"name": name})
     if options.profile is not None:
         config = config.model_copy(update={"profile": str(options.profile)})
     reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)

@@ -117,6 +117,7 @@ def settings(config: FlotillaConfig, most: int, policy: str) -> dict[str, Settin
 def run(options: PipelineOptions) -> dict[str, Any]:
     """Measure, print, and return the record."""
     config = cell_config(options.config)
+    demo.changed(config, policy={"name": options.policy})  # before the cell is started
     texts = Texts(demo.directory(config.target.path))
     prompts = prompt_sources.load(options.source)
     encoded = [list(texts.encode(prompt).token_ids or ()) for prompt in prompts]

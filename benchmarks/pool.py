@@ -253,8 +253,10 @@ def run(options: PoolOptions) -> dict[str, Any]:
     """Run the comparison, print its tables and return its JSON record."""
     config = demo.every_kind() if options.config is None else demo.load_config(options.config)
     if options.fixed_depth is not None:
-        policy = config.policy.model_copy(update={"name": "fixed", "fixed_depth": options.fixed_depth})
-        config = config.model_copy(update={"policy": policy})
+        config = demo.changed(config, policy={"name": "fixed", "fixed_depth": options.fixed_depth})
+    # Before the cell is started: it would say so at that selector's turn.
+    for selector in options.selectors:
+        demo.changed(config, selector={"name": selector})
     names = [drafter.name for drafter in config.drafters]
     unknown = sorted(set(options.drafters) - set(names))
     if unknown:

@@ -165,6 +165,24 @@ def test_files_that_may_not_be_written_are_told_before_anything_is_measured(
         assert (result.exit_code, "permission denied" in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["pool", "--selector", "lbss", "--selector", "magic"], "selector.name: unknown selector `magic`"),
+        (["pool", "--fixed-depth", "5000"], "policy.fixed_depth: "),
+        (["pipeline", "--policy", "magic"], "policy.name: unknown policy `magic`"),
+        (["engine", "--policy", "magic"], "policy.name: unknown policy `magic`"),
+    ],
+)
+def test_what_a_cell_does_not_have_is_told_before_one_is_started(
+    arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pool.PoolCell", "pipeline.PipelineCell", "engine_run.Reference"):
+        monkeypatch.setattr(f"benchmarks.{name}", lambda *given: pytest.fail("it was started"))
+    result = runner.invoke(app, arguments)
+    assert (result.exit_code, reason in result.output) == (2, True), result.output
+
+
 @pytest.mark.parametrize("command", ["soak", "kills"])
 def test_what_a_served_configuration_says_is_no_option_beside_it(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
