@@ -132,7 +132,7 @@ async def await_ready(url: str, pid: int) -> None:
         print(f"ready {time.monotonic() - started:.1f} s after this began to look")
         system = LiveSystem(url, pid, served("cpu", 0.0))
         for one in await system.drafters(session):
-            print("drafter", {name: one.get(name) for name in ("name", "state", "pid")})
+            print("drafter", {name: one.get(name) for name in ("worker", "state", "pid")})
         for role, processes in sorted(system.processes().items()):
             print(f"{role}: {len(processes)} processes, {[process.pid for process in processes]}")
 

@@ -137,10 +137,11 @@ class Killer:
         pid, name = self._random.choice(victims)
         number_before = len(self._system.pids(role))
         kill = Kill(self._clock(), role, pid, name)
+        serving: set[int] = set()
         os.kill(pid, signal.SIGSTOP if self._options.stop else signal.SIGKILL)
         self.kills.append(kill)
         is_replaced = {
-            "drafter": lambda: self._drafter_is_back(kill),
+            "drafter": lambda: self._drafter_is_back(kill, serving),
             "verifier": lambda: self._verifier_is_back(kill, number_before),
             "scheduler": lambda: self._member_is_back("cell", before),
             "front_end": lambda: self._member_is_back("front_end", before),
@@ -161,7 +162,7 @@ class Killer:
         # Processes in reserve look the same and draft for nobody: the system says which are drafters.
         instances = await self._system.drafters(self._session)
         living = self._system.pids(role)
-        return [(one["pid"], one["name"]) for one in instances if one["pid"] in living]
+        return [(one["pid"], one["worker"]) for one in instances if one.get("pid") in living]
 
     async def _watch(self, kill: Kill, is_replaced: Callable[[], Awaitable[bool]], until: float) -> None:
         while self._clock() < until:
@@ -172,12 +173,15 @@ class Killer:
                 kill.replaced_s = self._clock() - kill.at_s
                 return
 
-    async def _drafter_is_back(self, kill: Kill) -> bool:
-        instances = await self._system.drafters(self._session)
-        return any(
-            one["name"] == kill.name and one["state"] == "ready" and one["pid"] not in (0, None, kill.pid)
-            for one in instances
-        )
+    async def _drafter_is_back(self, kill: Kill, serving: set[int]) -> bool:
+        """Whether every cell has a drafter of that name again; any one of them answers.
+
+        `serving` are the processes of that name that were found since the kill, also by earlier answers.
+        """
+        for one in await self._system.drafters(self._session):
+            if one["worker"] == kill.name and one["state"] in ("ready", "busy"):
+                serving.add(one.get("pid", 0))
+        return len(serving - {0, kill.pid}) >= self._system.config.scaling.cells.min
 
     async def _verifier_is_back(self, kill: Kill, number_before: int) -> bool:
         pids = self._system.pids("verifier")

@@ -79,8 +79,7 @@ class SystemOptions:
         if self.config is not None:
             from deployments.cli import load_config
 
-            loaded = load_config(self.config)
-            return loaded.model_copy(update={"http": loaded.http.model_copy(update={"admin": True})})
+            return load_config(self.config)
         return FlotillaConfig.model_validate(
             {
                 "target": {
@@ -93,7 +92,7 @@ class SystemOptions:
                     {"kind": "model", "name": "general", "path": "zoo:drafter-general-2x192"},
                 ],
                 "policy": {"name": self.policy},
-                "http": {"admin": True, "front_ends": self.front_ends},
+                "http": {"front_ends": self.front_ends},
                 "scaling": {"cells": {"min": self.cells, "max": self.cells}},
             }
         )
@@ -172,9 +171,13 @@ class LiveSystem:
         return None if text is None else Scrape.of(text)
 
     async def drafters(self, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
-        """Drafter instances (of any one cell, if there are several); none if nobody answers."""
-        text = await self._get(session, "/admin/drafters")
-        return [] if text is None else list(msgspec.json.decode(text)["data"])
+        """How the process of each drafter is, of any one cell if there are several; none if nobody answers.
+
+        As told by `/debug/workers`, since `/admin/drafters` is refused where there may be several cells.
+        """
+        text = await self._get(session, "/debug/workers")
+        workers = [] if text is None else msgspec.json.decode(text)["data"]
+        return [one for one in workers if one["kind"] == "drafter"]
 
     async def _get(self, session: aiohttp.ClientSession, path: str) -> str | None:
         timeout = aiohttp.ClientTimeout(total=5.0)

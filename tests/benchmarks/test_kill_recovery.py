@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,10 +20,11 @@ from benchmarks.kill_recovery import (
     longest_gap,
     unexplained_breaks,
 )
-from benchmarks.kills import KillOptions, parse_roles
+from benchmarks.kills import Killer, KillOptions, parse_roles
 from benchmarks.live_client import End
 from benchmarks.live_load import Ended
 from benchmarks.live_system import SystemOptions
+from cluster.config import FlotillaConfig
 
 
 def ended(sent_s: float, ended_s: float, attained: bool = True, how: End = "answered") -> Ended:
@@ -135,3 +138,36 @@ def test_of_a_configuration_file_it_is_recorded_what_that_says(tmp_path: Path) -
     assert found.keys() == own.keys()
     assert (found["cells"], found["front_ends"], found["policy"]) == (1, 1, "smartspec")
     assert found["config"] == str(path)
+
+
+def test_several_cells_can_be_served(tmp_path: Path) -> None:
+    """The options asked for `http.admin`, which is refused then."""
+    path = tmp_path / "cells.yaml"
+    path.write_text("target: {path: zoo:target-8x384}\nscaling: {cells: {min: 2, max: 2}}\n")
+    for options in (SystemOptions(cells=2), SystemOptions(config=path)):
+        served = FlotillaConfig.model_validate(options.served().model_dump(mode="json"))
+        assert served.scaling.cells.min == 2
+
+
+async def test_a_drafter_is_back_once_every_cell_has_it() -> None:
+    """Any one cell answers: the other's drafter, of the same name, was there all the time."""
+    answers = [
+        [("small", "busy", 12), ("other", "ready", 13)],
+        [("small", "restarting", None)],
+        [("small", "ready", 11)],  # from before it was known to be dead
+        [("small", "ready", 12)],
+        [("small", "ready", 14)],
+    ]
+    told = iter(answers)
+
+    async def drafters(_session: object) -> list[dict[str, object]]:
+        return [{"worker": name, "state": state, "pid": pid} for name, state, pid in next(told)]
+
+    cells = SimpleNamespace(min=2)
+    config = SimpleNamespace(scaling=SimpleNamespace(cells=cells))
+    killer = Killer(
+        cast(Any, SimpleNamespace(drafters=drafters, config=config)), cast(Any, None), KillOptions()
+    )
+    kill, serving = Kill(0.0, "drafter", 11, "small"), set[int]()
+    found = [await killer._drafter_is_back(kill, serving) for _ in answers]
+    assert found == [False, False, False, False, True]
