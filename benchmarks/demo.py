@@ -46,6 +46,15 @@ def changed(config: FlotillaConfig, **sections: Mapping[str, Any]) -> FlotillaCo
     raw = config.model_dump()
     for name, fields in sections.items():
         raw[name] |= fields
+    return validated(raw)
+
+
+def validated(raw: Mapping[str, Any]) -> FlotillaConfig:
+    """The configuration of such fields.
+
+    Raises:
+        ValueError: for what is none, in words for people.
+    """
     try:
         return FlotillaConfig.model_validate(raw)
     except ValidationError as error:

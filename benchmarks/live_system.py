@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import demo
 from benchmarks.server_process import ServerProcess, free_port
 from cluster.config import FlotillaConfig
 from zoo.registry import TARGET
@@ -75,12 +76,14 @@ class SystemOptions:
         }
 
     def served(self) -> FlotillaConfig:
-        """The configuration."""
-        if self.config is not None:
-            from deployments.cli import load_config
+        """The configuration.
 
-            return load_config(self.config)
-        return FlotillaConfig.model_validate(
+        Raises:
+            ValueError: if the file cannot be read or is none, or for an unknown policy.
+        """
+        if self.config is not None:
+            return demo.load_config(self.config)
+        return demo.validated(
             {
                 "target": {
                     "path": f"zoo:{TARGET}",

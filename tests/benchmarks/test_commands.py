@@ -184,6 +184,18 @@ def test_what_a_cell_does_not_have_is_told_before_one_is_started(
 
 
 @pytest.mark.parametrize("command", ["soak", "kills"])
+def test_what_cannot_be_served_is_told_in_a_sentence(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "cell.yaml"
+    config.write_text("policy: {name: magic}")
+    for arguments in (["--policy", "magic"], ["--config", str(config)]):
+        result = runner.invoke(app, [command, *arguments, "--logs", str(tmp_path)])
+        assert result.exit_code == 2
+        assert "policy.name: unknown policy `magic`" in result.output
+        assert "pydantic" not in result.output
+        assert f"flotilla bench {command}: 2" not in result.output
+
+
+@pytest.mark.parametrize("command", ["soak", "kills"])
 def test_what_a_served_configuration_says_is_no_option_beside_it(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
