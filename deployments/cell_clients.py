@@ -166,9 +166,13 @@ class CellClients:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a cell that takes requests is connected, by what the source says of it every moment."""
+        """Whether a cell that takes requests is connected, by what the source says of it every moment.
+
+        Other threads may ask.
+        """
+        connections = list(self._connections.values())  # at once: iterated, it must not change
         return self._source.poll_s is not None and any(
-            one.is_open and one.member.state == "ready" for one in self._connections.values()
+            one.is_open and one.member.state == "ready" for one in connections
         )
 
     def connect(self) -> None:

@@ -38,7 +38,7 @@ from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
 from deployments.http_limits import server_config
-from deployments.leaving import streams_end
+from deployments.leaving import a_cell_stays, streams_end
 from deployments.listening import shared_listener, turn_new_connections_away
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
@@ -307,7 +307,7 @@ class FrontEnd(GrpcReplica):
         grpc = asyncio.ensure_future(self._drain_grpc(most_s))
         await streams_end(
             lambda: self._answers_http() or not grpc.done(),
-            self._directory,
+            self._a_cell_stays,
             least_s=scaling.cells.drain_timeout_s,
             most_s=most_s,
         )
@@ -315,6 +315,10 @@ class FrontEnd(GrpcReplica):
         await self._directory.leave()
         if self._tracer is not None:  # Ray ends the process as it is
             await self._tracer.leave()
+
+    def _a_cell_stays(self) -> bool:
+        clients = [service.client for service in self._services]
+        return a_cell_stays(self._directory, lambda: any(client.can_serve for client in clients))
 
     def _answers_http(self) -> bool:
         return self._server is not None and self._http.is_alive()

@@ -25,7 +25,7 @@ class Hearing(Protocol):
 
 
 async def streams_end(
-    are_open: Callable[[], bool], hearing: Hearing, *, least_s: float, most_s: float
+    are_open: Callable[[], bool], cell_stays: Callable[[], bool], *, least_s: float, most_s: float
 ) -> None:
     """Wait until no stream is open, or none is to be waited for any longer.
 
@@ -34,17 +34,27 @@ async def streams_end(
 
     Args:
         are_open: whether there are streams.
-        hearing: what the directory last said.
+        cell_stays: whether a cell serves that stays, or one starts (`a_cell_stays`).
         least_s: how long streams may go on in any case.
-        most_s: how long while a cell serves that stays, or starts.
+        most_s: how long while a cell stays.
     """
     began = time.monotonic()
     while are_open() and (passed := time.monotonic() - began) < most_s:
-        if passed >= least_s and not _a_cell_stays(hearing):
+        if passed >= least_s and not cell_stays():
             return
         await asyncio.sleep(_POLL_S)
 
 
-def _a_cell_stays(hearing: Hearing) -> bool:
-    is_news = time.monotonic() - hearing.heard_at < SILENT_S
-    return is_news and any(one.kind == "cell" and one.state != "draining" for one in hearing.members)
+def a_cell_stays(hearing: Hearing, can_serve: Callable[[], bool]) -> bool:
+    """Whether a cell serves that stays, or one starts.
+
+    While the directory is away nobody hears of that. It is not always the end of all: a rollout replaces it
+    too, for many seconds on a busy machine, and the connections to cells go on meanwhile.
+
+    Args:
+        hearing: what the directory last said.
+        can_serve: whether there is a connection to a cell that took requests when it was last heard of.
+    """
+    if time.monotonic() - hearing.heard_at >= SILENT_S:
+        return can_serve()
+    return any(one.kind == "cell" and one.state != "draining" for one in hearing.members)

@@ -17,7 +17,7 @@ from cluster.members import Member, State
 from cluster.stream_messages import Submit
 from deployments.directory import Directory
 from deployments.front_end import FrontEnd
-from deployments.leaving import streams_end
+from deployments.leaving import a_cell_stays, streams_end
 from deployments.pending_requests import CellLost
 from engine.sampling_params import SamplingParams
 from tests.fakes.tiny_tokenizer import codec
@@ -43,15 +43,27 @@ class Streams:
         return time.monotonic() < self._end
 
 
-async def waited(last_s: float, heard: Heard, least_s: float, most_s: float) -> float:
+async def waited(
+    last_s: float, heard: Heard, least_s: float, most_s: float, *, is_connected: bool = False
+) -> float:
     began = time.monotonic()
-    await streams_end(Streams(last_s), heard, least_s=least_s, most_s=most_s)
+    stays = partial(a_cell_stays, heard, lambda: is_connected)
+    await streams_end(Streams(last_s), stays, least_s=least_s, most_s=most_s)
     return time.monotonic() - began
 
 
 @pytest.mark.parametrize("state", ["ready", "starting"])
 async def test_it_waits_for_streams_as_long_as_a_cell_may_end_them(state: State) -> None:
     assert 0.6 <= await waited(0.6, Heard([cell("draining"), cell(state)]), 0.1, math.inf) < 5
+
+
+async def test_it_waits_while_a_cell_is_connected_and_the_directory_is_replaced() -> None:
+    heard = Heard([cell("ready")], heard_at=-math.inf)
+    assert 0.6 <= await waited(0.6, heard, 0.1, math.inf, is_connected=True) < 5
+
+
+async def test_what_is_heard_of_cells_counts_more_than_connections_to_them() -> None:
+    assert 0.1 <= await waited(math.inf, Heard([cell("draining")]), 0.1, 60, is_connected=True) < 5
 
 
 @pytest.mark.parametrize("last_s", [0.0, 0.6])
@@ -104,6 +116,7 @@ async def test_its_last_spans_are_sent_before_it_ends() -> None:
         _server=None,
         _directory=SimpleNamespace(leave=partial(note, "left"), members=[], heard_at=-math.inf),
         _tracer=SimpleNamespace(leave=partial(note, "exported")),
+        _a_cell_stays=lambda: False,
         _drain_grpc=partial(note, "drained"),
         _answers_http=lambda: False,
     )
