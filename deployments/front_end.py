@@ -300,9 +300,9 @@ class FrontEnd(GrpcReplica):
         if self._server is not None:
             # Clients with open connections are told to make new ones, which go to those who stay.
             await asyncio.sleep(_FAREWELL_S)
-            with suppress(OSError):  # where sockets take no filter, those that come now may be reset
-                turn_new_connections_away(self._listener)
-                await asyncio.sleep(_LAST_REQUESTS_S)
+        with suppress(OSError):  # where sockets take no filter, those that come now may be reset
+            await self._turn_new_connections_away()
+        if self._server is not None:
             self._server.should_exit = True
         grpc = asyncio.ensure_future(self._drain_grpc(most_s))
         await streams_end(
@@ -315,6 +315,14 @@ class FrontEnd(GrpcReplica):
         await self._directory.leave()
         if self._tracer is not None:  # Ray ends the process as it is
             await self._tracer.leave()
+
+    async def _turn_new_connections_away(self) -> None:
+        if self._server is not None:
+            turn_new_connections_away(self._listener)
+        if (grpc := getattr(self, "_grpc", None)) is not None:
+            grpc.turn_new_connections_away()
+        if self._server is not None or grpc is not None:
+            await asyncio.sleep(_LAST_REQUESTS_S)
 
     def _a_cell_stays(self) -> bool:
         clients = [service.client for service in self._services]

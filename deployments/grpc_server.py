@@ -27,6 +27,7 @@ from deployments.grpc_leaving import LettingGo
 from deployments.grpc_reading import Reading
 from deployments.grpc_retries import KeyedCalls
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
+from deployments.listening import listening_sockets, turn_new_connections_away
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
 
@@ -220,6 +221,7 @@ class GrpcThread:
         authenticator: Authenticator | None = None,
         idempotency: IdempotencyConfig | None = None,
     ) -> None:
+        self._port = config.port
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._leaving = asyncio.Event()
         self._servers: list[grpc.aio.Server] = []  # one, and those that failed while their calls go on
@@ -266,6 +268,16 @@ class GrpcThread:
 
         threading.Thread(target=run, name="grpc", daemon=True).start()
         self._loop = started.result(_START_TIMEOUT_S)
+
+    def turn_new_connections_away(self) -> None:
+        """Let none begin, while those made before are served (see `deployments.listening`).
+
+        Raises:
+            OSError: the sockets take no filter (Linux's do).
+        """
+        for listener in listening_sockets(self._port):
+            with listener:
+                turn_new_connections_away(listener)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new calls, and let those there are end within `timeout_s`; then they are cut off."""

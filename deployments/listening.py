@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 # <asm-generic/socket.h> and <linux/filter.h>; a program of classic BPF sees a segment from its TCP header on.
 _SO_ATTACH_FILTER = 26
@@ -60,3 +62,33 @@ def turn_new_connections_away(listener: socket.socket) -> None:
     # struct sock_fprog: the number of instructions, and where they are.
     pointer = struct.pack("HP", num_instructions, ctypes.addressof(program))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+
+
+def listening_sockets(port: int) -> list[socket.socket]:
+    """Those of this process that listen on a TCP port, for who did not open them, as gRPC's; to be closed.
+
+    Each is another descriptor of the same socket. None is found where there is no `/proc`.
+    """
+    found = []
+    numbers = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile, or no socket
+            copy = os.dup(int(number))
+            try:
+                one = socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+                continue
+            if _listens(one, port):
+                found.append(one)
+            else:
+                one.close()
+    return found
+
+
+def _listens(one: socket.socket, port: int) -> bool:
+    if one.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    with suppress(OSError):  # not every kind of socket says so
+        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and one.getsockname()[1] == port
+    return False

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster.grpc_config import GrpcConfig
 from deployments.api_service import ApiService
 from deployments.grpc_server import GrpcThread, make_server
+from deployments.listening import listening_sockets
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import codec
@@ -134,3 +135,20 @@ async def test_questions_end_as_their_client_has_it(service: ApiService, free_po
             asking.cancel()
     async with asyncio.timeout(10.0):
         await server.stop(300.0)
+
+
+async def test_a_server_that_goes_lets_no_connection_begin(cell: CellStandIn, free_port: int) -> None:
+    """Its listeners are gRPC's; closed with connections that it has not accepted, they reset those."""
+    config = GrpcConfig(enabled=True, port=free_port)
+    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+    before, writer = await asyncio.open_connection("127.0.0.1", free_port)
+    thread.turn_new_connections_away()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await asyncio.open_connection("127.0.0.1", free_port)
+    writer.write(BEGINNING)
+    assert (await before.readexactly(9))[3] == SETTINGS, "the one before is not served"
+    writer.close()
+    async with asyncio.timeout(10.0):
+        await thread.drain(1.0)
+    assert not listening_sockets(free_port)

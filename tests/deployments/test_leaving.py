@@ -116,6 +116,7 @@ async def test_its_last_spans_are_sent_before_it_ends() -> None:
         _server=None,
         _directory=SimpleNamespace(leave=partial(note, "left"), members=[], heard_at=-math.inf),
         _tracer=SimpleNamespace(leave=partial(note, "exported")),
+        _turn_new_connections_away=partial(note, "turned away"),
         _a_cell_stays=lambda: False,
         _drain_grpc=partial(note, "drained"),
         _answers_http=lambda: False,
@@ -123,6 +124,7 @@ async def test_its_last_spans_are_sent_before_it_ends() -> None:
     # Below what Ray Serve makes of the class.
     replica: Any = FrontEnd.__mro__[1]
     await replica.__del__(going)
+    assert done[0] == "turned away"
     assert done[-2:] == ["left", "exported"]
 
 
@@ -145,3 +147,25 @@ async def test_requests_wait_for_a_cell_as_long_as_is_configured() -> None:
         await anext(service.client.submit(submit))
     assert 0.3 <= time.monotonic() - began < 15
     await service.client.close()
+
+
+async def test_neither_http_nor_grpc_lets_connections_begin_before_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("deployments.front_end._LAST_REQUESTS_S", 0.1)
+    monkeypatch.setattr(
+        "deployments.front_end.turn_new_connections_away", lambda listener: done.append(listener)
+    )
+    replica: Any = FrontEnd.__mro__[1]
+    for server in (SimpleNamespace(should_exit=False), None):
+        done.clear()
+        going = SimpleNamespace(
+            _server=server,
+            _listener="http",
+            _grpc=SimpleNamespace(turn_new_connections_away=lambda: done.append("grpc")),
+        )
+        began = time.monotonic()
+        await replica._turn_new_connections_away(going)
+        assert time.monotonic() - began >= 0.1
+        assert done == (["grpc"] if server is None else ["http", "grpc"])
