@@ -286,7 +286,8 @@ class FrontEnd(GrpcReplica):
         app = self._make_app(self._make_service())
         context = None if self._certificate is None else self._certificate.ssl_context
         app.add_middleware(Farewell, is_leaving=lambda: self._is_draining)
-        server = self._server = uvicorn.Server(server_config(app, http, context))
+        config = server_config(app, http, context, goes_on=self._another_stays)
+        server = self._server = uvicorn.Server(config)
         self._http = threading.Thread(target=server.run, args=([self._listener],), name="http", daemon=True)
         self._http.start()
 
@@ -325,8 +326,14 @@ class FrontEnd(GrpcReplica):
             await asyncio.sleep(_LAST_REQUESTS_S)
 
     def _a_cell_stays(self) -> bool:
-        clients = [service.client for service in self._services]
-        return a_cell_stays(self._directory, lambda: any(client.can_serve for client in clients))
+        return a_cell_stays(self._directory, self._can_serve)
+
+    def _can_serve(self) -> bool:
+        return any(service.client.can_serve for service in list(self._services))
+
+    def _another_stays(self) -> bool:
+        """Whether some front end does not go: where all do, the system stops, and cells hear of it last."""
+        return any(one.kind == "front_end" and one.state != "draining" for one in self._directory.members)
 
     def _answers_http(self) -> bool:
         return self._server is not None and self._http.is_alive()

@@ -19,12 +19,10 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 
-# Of uvicorn's two protocols the one whose parser says where a message's parts begin and end.
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from cluster.http_config import HttpConfig
 from deployments.errors import ApiError
 from deployments.event_streams import error_event
+from deployments.last_requests import EndingProtocol
 from deployments.refusals import error_response
 
 _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -33,12 +31,6 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _LAST_WORDS
 
 _CONTINUE = b"HTTP/1.1 100 "
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
-
-#: A server that ends waits so long for a connection's request, as that of Go's `net/http` does for the first.
-FIRST_REQUEST_S = 5.0
-
-#: So long a client may take to agree that a connection of TLS is over, when nothing is owed to it.
-CLOSING_S = 1.0
 
 #: uvicorn's parser takes headers of any length.
 MOST_HEADER_BYTES = 1 << 16
@@ -186,11 +178,15 @@ async def _headers_too_large(scope: Scope, receive: Receive, send: Send) -> None
     await send({"type": "http.response.body", "body": b""})
 
 
-def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol, which hangs up on clients that send or read too slowly."""
+def timed_protocol(http: HttpConfig, goes_on: Callable[[], bool] = lambda: True) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol, which hangs up on clients that send or read too slowly.
+
+    Of its two it is the one whose parser says where a message's parts begin and end. `goes_on`: see
+    `EndingProtocol`.
+    """
     most_drained = http.max_body_bytes + DRAINED_BYTES
 
-    class TimedProtocol(HttpToolsProtocol):
+    class TimedProtocol(EndingProtocol):
         """One connection."""
 
         _part = _Part.NONE
@@ -203,6 +199,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             """A client connected: its headers are awaited."""
+            self.goes_on = goes_on
             super().connection_made(transport)
             self.parser = _Parser(self, self._plain_head)
             self._await_headers()
@@ -212,19 +209,19 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             if self._part is not _Part.BODY:
                 self._num_header_bytes += len(data)
             else:
-                self._num_drained_bytes += len(data) if self._is_answered() else 0
+                self._num_drained_bytes += len(data) if self.is_answered() else 0
                 self._num_bodiless_bytes += len(data)
             super().data_received(data)
             if self.transport.is_closing():
                 return
             if self._part is _Part.BODY:
-                if self._is_answered() and self._num_drained_bytes > most_drained:
+                if self.is_answered() and self._num_drained_bytes > most_drained:
                     self.transport.close()
                 elif self._num_bodiless_bytes > MOST_HEADER_BYTES:
                     self.transport.abort()  # trailers, or chunks' extensions, that the parser would keep
             elif self._num_header_bytes > MOST_HEADER_BYTES:
                 self._hang_up(_TOO_LARGE)
-            elif self._is_answered() and self._read_timer is None:
+            elif self.is_answered() and self._read_timer is None:
                 if self._part is _Part.HEADERS:
                     self._await_headers()
                 elif self.timeout_keep_alive_task is None:
@@ -276,7 +273,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
                 return  # it is read again
             self._part = _Part.NONE
             super().on_message_complete()
-            if self._is_answered():
+            if self.is_answered():
                 self._stop_reading()
             if self._closes_after_body:
                 self.transport.close()
@@ -284,7 +281,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             """An answer is complete; what is left of its request's body must come in time too."""
             super().on_response_complete()
-            if self._part is _Part.BODY and self._is_answered() and not self.transport.is_closing():
+            if self._part is _Part.BODY and self.is_answered() and not self.transport.is_closing():
                 self._read_timer = self.loop.call_later(http.read_timeout_s, self.transport.close)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -293,22 +290,9 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._stop_writing()
             super().connection_lost(exc)
 
-        def shutdown(self) -> None:
-            """The server ends: a client whose request is awaited may still send it."""
-            if self._read_timer is not None and not self.transport.is_closing():
-                self.loop.call_later(FIRST_REQUEST_S, self._end)
-            else:
-                self._end()
-
-        def _end(self) -> None:
-            super().shutdown()
-            if self.transport.is_closing() and self.transport.get_extra_info("sslcontext") is not None:
-                self.loop.call_later(CLOSING_S, self._hang_up_if_done)
-
-        def _hang_up_if_done(self) -> None:
-            """TLS would wait half a minute for the client to agree that it is over."""
-            if not self.transport.get_write_buffer_size():
-                self.transport.abort()
+        def is_sending(self) -> bool:
+            """Whether a request has begun to come and is not complete."""
+            return self._part is not _Part.NONE
 
         def pause_writing(self) -> None:
             """The client has not read what fills the buffer."""
@@ -330,10 +314,6 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             headers = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
             return b"\r\n".join([line, *headers, b"", b""])
 
-        def _is_answered(self) -> bool:
-            """Whether no request awaits (more of) its answer, though the last one's body may still come."""
-            return self.cycle is None or self.cycle.response_complete
-
         def _await_headers(self) -> None:
             self._read_timer = self.loop.call_later(http.read_timeout_s, self._read_timed_out)
 
@@ -342,14 +322,14 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._hang_up(_TIMED_OUT)
 
         def _hang_up(self, last_words: bytes) -> None:
-            if not self._is_answered():
+            if not self.is_answered():
                 self.transport.abort()  # words would come in the midst of an answer
             elif not self.transport.is_closing():
                 self.transport.write(last_words)
                 self.transport.close()
 
         def _close_after_body(self) -> None:
-            if self._part is _Part.BODY and self._is_answered():
+            if self._part is _Part.BODY and self.is_answered():
                 self._closes_after_body = True
             else:
                 self.transport.close()
@@ -380,8 +360,16 @@ class _ServerConfig(Config):
         self.ssl = self._context
 
 
-def server_config(app: ASGIApp, http: HttpConfig, context: ssl.SSLContext | None = None) -> Config:
-    """uvicorn as front ends run it: quiet, with limits, with TLS where there is a context for it."""
+def server_config(
+    app: ASGIApp,
+    http: HttpConfig,
+    context: ssl.SSLContext | None = None,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Config:
+    """uvicorn as front ends run it: quiet, with limits, with TLS where there is a context for it.
+
+    `goes_on`: see `EndingProtocol`.
+    """
     return _ServerConfig(
         app,
         context,
@@ -391,7 +379,7 @@ def server_config(app: ASGIApp, http: HttpConfig, context: ssl.SSLContext | None
         log_level="warning",
         access_log=False,
         timeout_keep_alive=75,
-        http=timed_protocol(http),
+        http=timed_protocol(http, goes_on),
         ws="none",
         server_header=False,
     )

@@ -252,7 +252,7 @@ def test_a_server_leaves_the_logs_of_the_process_open(tmp_path: Path) -> None:
 async def test_a_server_that_ends_answers_who_has_just_connected(
     service: ApiService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.http_limits.FIRST_REQUEST_S", 1.5)
+    monkeypatch.setattr("deployments.last_requests.LAST_REQUEST_S", 1.5)
 
     async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         await asyncio.sleep(0.5)

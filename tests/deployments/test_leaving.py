@@ -169,3 +169,12 @@ async def test_neither_http_nor_grpc_lets_connections_begin_before_it_ends(
         await replica._turn_new_connections_away(going)
         assert time.monotonic() - began >= 0.1
         assert done == (["grpc"] if server is None else ["http", "grpc"])
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_connections_are_kept_a_while_where_another_front_end_stays(stays: bool) -> None:
+    """Where all go, the whole system stops, and is not to be held up by who asks nothing."""
+    replica: Any = FrontEnd.__mro__[1]
+    goes, other = (Member(kind="front_end", id=name, node="n", state="draining") for name in ("a", "b"))
+    heard = [cell("ready"), goes, Member(kind="front_end", id="c", node="n") if stays else other]
+    assert replica._another_stays(SimpleNamespace(_directory=Heard(heard))) is stays

@@ -28,7 +28,8 @@ from deployments.demo import demo_config
 from deployments.exposure import exposure_warnings, is_loopback
 from deployments.grpc_server import make_server
 from deployments.grpc_start import await_grpc
-from deployments.http_limits import CLOSING_S, FIRST_REQUEST_S, server_config
+from deployments.http_limits import server_config
+from deployments.last_requests import CLOSING_S, LAST_REQUEST_S
 from deployments.openai_api import create_app
 from deployments.preflight import StartError
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
@@ -103,7 +104,7 @@ async def test_a_client_that_does_not_close_holds_up_no_end(
 
     with await asyncio.to_thread(ask):
         server.should_exit = True
-        await asyncio.wait_for(task, FIRST_REQUEST_S + CLOSING_S + 10.0)
+        await asyncio.wait_for(task, LAST_REQUEST_S + CLOSING_S + 10.0)
 
 
 async def test_grpc_is_served_with_the_same_certificate(
