@@ -72,7 +72,10 @@ def listening_sockets(port: int) -> list[socket.socket]:
     found = []
     numbers = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
     for number in numbers:
-        with suppress(OSError):  # closed meanwhile, or no socket
+        with suppress(OSError):  # closed meanwhile
+            # Of a file, a copy's end would give up the locks that this process has on it.
+            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                continue
             copy = os.dup(int(number))
             try:
                 one = socket.socket(fileno=copy)
