@@ -45,10 +45,11 @@ class Explorer:
         if self._exploring is not None or selector is None:
             return []
         view = self.pool.request_view(request)
-        holding = [drafter for drafter in self._idle(view.allowed) if request.request_id in drafter.known]
+        idle = self._idle(view.allowed)
+        holding = [drafter for drafter in idle if request.request_id in drafter.known]
         # Who holds it reads on for a few tokens' work, where another of its kind would read everything.
         held = {drafter.kind for drafter in holding}
-        idle = [drafter for drafter in self._opening(request, view.allowed) if drafter.kind not in held]
+        idle = [drafter for drafter in _opening(request, idle) if drafter.kind not in held]
         idle += [drafter for drafter in holding if drafter.num_unread(request)]
         if not idle:
             return []
@@ -71,7 +72,7 @@ class Explorer:
         view = self.pool.request_view(request)
         is_idle = self._exploring is None and (not is_busy or self._since_read >= EXPLORE_INTERVAL)
         # Who holds it has been scored on it already.
-        idle = self._opening(request, view.allowed) if is_idle else []
+        idle = _opening(request, self._idle(view.allowed)) if is_idle else []
         # Asked also when nobody is idle: the selector counts the requests that ended.
         name = selector.explore(view, self.pool.pool_view(idle), has_ended=True)
         if not any(drafter.name == name for drafter in idle):
@@ -103,14 +104,6 @@ class Explorer:
             self._explores = (selector, selector if isinstance(selector, Explores) else None)
         return self._explores[1]
 
-    def _opening(self, request: Request, allowed: Iterable[str]) -> list[DrafterState]:
-        """Of these drafters the ones that have nothing to do, have room and have not read the request."""
-        return [
-            drafter
-            for drafter in self._idle(allowed)
-            if request.request_id not in drafter.known and len(drafter.known) < drafter.max_requests
-        ]
-
     def _idle(self, allowed: Iterable[str]) -> list[DrafterState]:
         """Of these drafters the ones that have nothing to do."""
         return [
@@ -125,3 +118,12 @@ class Explorer:
         self._exploring = _Exploration(name, call.call_id, item.request_id, item.spec is not None)
         self.num_explorations += 1
         return [(name, call)]
+
+
+def _opening(request: Request, idle: Iterable[DrafterState]) -> list[DrafterState]:
+    """Of these drafters the ones that have room and have not read the request."""
+    return [
+        drafter
+        for drafter in idle
+        if request.request_id not in drafter.known and len(drafter.known) < drafter.max_requests
+    ]
