@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.regret_bandit import LAYER_S, MAX_DEPTH, WINDOW_TOKENS, Bandit, BanditCosts, Float64
+from benchmarks.regret_bandit import LAYER_S, MAX_DEPTH, VERIFY_S, WINDOW_TOKENS, Bandit, BanditCosts, Float64
 from selector.protocol import DrafterView, Explores, Outcome, PoolView, RequestView, Selector
 
 BLOCK = 2048
@@ -200,13 +200,16 @@ class Simulation:
             self.losses.reading[slot] += read_s * served
 
     def _read(self, bandit: Bandit) -> None:
-        """Drafts come first: drafters read in what is left of the slot, and are scored when through."""
-        slot_s = bandit.slot_s
-        self.losses.idle_s += sum(max(0.0, slot_s - busy_s) for busy_s in self._busy_s)
+        """Drafts come first: drafters read in what is left of the slot, and are scored when through.
+
+        As in a cell nobody drafts while the target verifies, however long a drafter's own drafts take.
+        """
+        idle_s = [max(VERIFY_S, bandit.slot_s - busy_s) for busy_s in self._busy_s]
+        self.losses.idle_s += sum(idle_s)
         if not self._reading:
             return
         for one in self._reading:
-            one.left_s -= max(0.0, slot_s - self._busy_s[one.drafter])
+            one.left_s -= idle_s[one.drafter]
             if one.left_s <= 0.0:
                 i, j = one.request, one.drafter
                 scored = min(self.output[i] - self.scored_at[i][j], WINDOW_TOKENS)

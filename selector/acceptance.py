@@ -16,6 +16,7 @@ import numpy as np
 
 from selector.prior import DriftingRidge, Float64
 from selector.prompt_features import PromptFeatures
+from selector.windowed_counts import WindowedCounts
 
 # Before anything is known of a drafter its rate is believed to be this, give or take so much.
 INITIAL_RATE = 0.7
@@ -32,67 +33,30 @@ TOKEN_VARIANCE = 0.5
 MEMORY_REQUESTS = 2000.0
 # A running request teaches when it has been scored on this many tokens, and each time they have doubled.
 TEACH_TOKENS = 8
-# A request's counts of a drafter are kept in pieces of so many tokens, of which the newest few are watched:
-# if they differ from all before by so many standard deviations the drafter has changed, and they are believed
-# alone.
-PIECE_TOKENS = 64
-NUM_PIECES = 8
-SHIFT_DEVIATIONS = 6.0
 # Requests that ended this recently still teach: their last scores may be on the way.
 NUM_ENDED = 64
 
 
-@dataclass(slots=True)
-class _Scores:
-    """One drafter on one request: its prior, its counts, the newest pieces of them, and what was taught.
+@dataclass(slots=True, kw_only=True)
+class _Scores(WindowedCounts):
+    """One drafter on one request: its prior, its counts since it last changed, and what was taught of them.
 
     `own` is the variance of what the drafter does not share with others: that of its prior is in it.
     """
 
     mean: float
     own: float
-    scored: float = 0.0
-    agreed: float = 0.0
-    piece_scored: float = 0.0
-    piece_agreed: float = 0.0
-    pieces: list[tuple[float, float]] = field(default_factory=list)
     taught_scored: float = 0.0
     taught_precision: float = 0.0
     taught_information: float = 0.0
 
-    def add(self, scored: float, agreed: float) -> bool:
-        """Count, and forget what was before a shift; whether there was one."""
-        self.scored += scored
-        self.agreed += agreed
-        self.piece_scored += scored
-        self.piece_agreed += agreed
-        if self.piece_scored >= PIECE_TOKENS:
-            self.pieces = [*self.pieces[-NUM_PIECES + 1 :], (self.piece_scored, self.piece_agreed)]
-            self.piece_scored = self.piece_agreed = 0.0
-            return self._forget_before_shift()
-        return False
-
-    def _forget_before_shift(self) -> bool:
-        """Two-sample test of the newest pieces, one to all of them, against what was before."""
-        pooled = (self.agreed + 1.0) / (self.scored + 2.0)
-        worst, kept, start = SHIFT_DEVIATIONS**2 * pooled * (1.0 - pooled), (0.0, 0.0), 0
-        new_scored = new_agreed = 0.0
-        for index in range(len(self.pieces) - 1, -1, -1):
-            new_scored += self.pieces[index][0]
-            new_agreed += self.pieces[index][1]
-            old_scored, old_agreed = self.scored - new_scored, self.agreed - new_agreed
-            if old_scored < PIECE_TOKENS:
-                break
-            difference = new_agreed / new_scored - old_agreed / old_scored
-            square = difference**2 / (1.0 / new_scored + 1.0 / old_scored)
-            if square > worst:
-                worst, kept, start = square, (new_scored, new_agreed), index
-        if kept[0]:
-            self.scored, self.agreed = kept
-            self.pieces = self.pieces[start:]
+    def count(self, scored: float, agreed: float) -> bool:
+        """Add; whether the drafter has changed."""
+        has_changed = self.add(scored, agreed)
+        if has_changed:
             # What the prior was taught held then; what holds now is news to it.
             self.taught_scored = self.taught_precision = self.taught_information = 0.0
-        return kept[0] > 0.0
+        return has_changed
 
 
 @dataclass(slots=True)
@@ -180,7 +144,7 @@ class AcceptanceEstimates:
         if scored <= 0 or evidence is None:
             return
         scores = evidence.scores.get(drafter) or self._scores(evidence, drafter)
-        if scores.add(scored, agreed):
+        if scores.count(scored, agreed):
             self.num_shifts += 1
         evidence.shared = None
         so_far = scores.scored
@@ -244,7 +208,9 @@ class AcceptanceEstimates:
         if scores is None:
             model = self._model(drafter)
             mean, variance = model.prior.predict(evidence.features, self._num_begun)
-            scores = evidence.scores[drafter] = _Scores(mean, model.own_variance + max(variance, 0.0))
+            scores = evidence.scores[drafter] = _Scores(
+                mean=mean, own=model.own_variance + max(variance, 0.0)
+            )
         return scores
 
     def _posterior(self, request_id: str, drafter: str) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import regret
-from benchmarks.regret_bandit import NUM_REQUESTS, draw, shifted
+from benchmarks.regret_bandit import LAYER_S, NUM_REQUESTS, draw, shifted
 from benchmarks.regret_run import Losses, Simulation
 from selector.assignment import match
 from selector.protocol import Outcome, PoolView, RequestView
@@ -90,3 +90,11 @@ def test_growth_is_told_from_a_line_and_a_logarithm() -> None:
     assert found["regret"]["tokens_per_doubling"] == pytest.approx(100.0, rel=0.01)
     assert found["regret"]["exponent"] < 0.15
     assert found["regret_with_switching"]["mean"][-1] == pytest.approx(2 * found["regret"]["mean"][-1])
+
+
+def test_a_drafter_whose_drafts_outlast_the_slot_reads_while_the_target_verifies() -> None:
+    """In this instance the largest drafter's drafts do: nobody but who has it would ever learn of it."""
+    bandit = draw(np.random.default_rng(9))
+    assert bandit.depth[2, 3] * LAYER_S[3] > bandit.slot_s
+    losses = Simulation(make_selector("flotilla"), [bandit], 4096, 9).run()
+    assert losses.goodput[-256:].sum() == pytest.approx(0.0)
