@@ -7,6 +7,7 @@ from typing import Literal
 ToolParserName = Literal[
     "auto",
     "none",
+    "cohere",
     "deepseek_v3",
     "gemma4",
     "glm",
@@ -24,4 +25,4 @@ ToolParserName = Literal[
     "qwen3_coder",
     "seed_oss",
 ]
-ReasoningParserName = Literal["auto", "none", "think", "mistral", "gemma4", "harmony", "seed_oss"]
+ReasoningParserName = Literal["auto", "none", "think", "mistral", "cohere", "gemma4", "harmony", "seed_oss"]

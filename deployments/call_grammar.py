@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from deployments.cohere_calls import CohereCalls
 from deployments.deepseek_calls import DeepseekCalls
 from deployments.gemma_calls import QUOTE, GemmaCalls
 from deployments.glm_calls import GlmCalls
@@ -106,8 +107,10 @@ class _Rules:
             found.setdefault(json.dumps(schema), ([], schema))[0].append(name)
         return list(found.values())
 
-    def add_object(self, key: str) -> str:
+    def add_object(self, key: str, name_key: str = "name", optional: Schemas | None = None) -> str:
         """The rule of a call as an object, of which `key` holds the arguments.
+
+        Before these stands the name, and before that may stand what is `optional`.
 
         It is JSON as the format is: of two ways to write it, llguidance's lexer would keep to the one whose
         pieces are longer.
@@ -115,8 +118,9 @@ class _Rules:
         calls = []
         for names, schema in self.takers():
             # With an id it is a document of its own: references such as `#/$defs/City` stay within it.
-            properties = {"name": {"enum": names}, key: {"$id": "arguments:", **schema}}
-            call = {"type": "object", "properties": properties, "required": list(properties)}
+            required = {name_key: {"enum": names}, key: {"$id": "arguments:", **schema}}
+            properties = {**(optional or {}), **required}
+            call = {"type": "object", "properties": properties, "required": list(required)}
             calls.append(json_rule(json.dumps({**call, "additionalProperties": False})))
         self.lines += [f"object{number}: {call}" for number, call in enumerate(calls)]
         self.lines.append(f"object: {_either(f'object{number}' for number in range(len(calls)))}")
@@ -129,6 +133,17 @@ def _marked(form: type[MarkedCalls], rules: _Rules, parallel: bool) -> str:
     closed = rules.marker(form.CLOSE) if form.CLOSE else ""
     more = f' ("," " "? {call})*' if parallel else ""
     return f'{opened} " "? ("[" {call}{more} "]" | {call}) {closed}'
+
+
+def _cohere(rules: _Rules, parallel: bool) -> str:
+    """A list, each call on a line of its own or not; the models may count them."""
+    call = rules.add_object(
+        "parameters", "tool_name", {"tool_call_id": {"type": "string", "pattern": "^[0-9]{1,4}$"}}
+    )
+    rules.lines.append('line: "\\n" | "\\n    " | " "')
+    more = f' ("," line? {call})*' if parallel else ""
+    opened, closed = rules.marker(CohereCalls.OPEN), rules.marker(CohereCalls.CLOSE)
+    return f'{opened} "[" line? {call}{more} "\\n"? "]" {closed}'
 
 
 def _hermes(rules: _Rules, parallel: bool) -> str:
@@ -286,6 +301,7 @@ def _text(text: str) -> str:
 
 
 _WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
+    "cohere": _cohere,
     "deepseek_v3": _deepseek,
     "gemma4": _gemma,
     "glm": _glm,

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
 from deployments.json_extent import JsonExtent
 from deployments.tool_calls import DECODER, Parsed, Teller, overlap, read_call
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _SPACE = r"[ \t\r\n]*"
-# Members that are neither, as `"type": "function"`.
-_OTHERS = rf'(?:"(?!(?:name|arguments|parameters)")[^"\\]*"{_SPACE}:{_SPACE}{_STRING}{_SPACE},{_SPACE})*'
-_NAMED = rf'\{{{_SPACE}{_OTHERS}"name"{_SPACE}:{_SPACE}(?P<name>{_STRING})'
-_BEFORE_ARGUMENTS = rf'{_NAMED}{_SPACE},{_SPACE}{_OTHERS}"(?:arguments|parameters)"{_SPACE}:{_SPACE}'
+
+
+def _named(key: str) -> str:
+    """An object up to its name, which stands at `key`."""
+    return rf'\{{{_SPACE}{_others(key)}"{key}"{_SPACE}:{_SPACE}(?P<name>{_STRING})'
+
+
+def _before_arguments(key: str) -> str:
+    before = rf"{_named(key)}{_SPACE},{_SPACE}{_others(key)}"
+    return rf'{before}"(?:arguments|parameters)"{_SPACE}:{_SPACE}'
+
+
+def _others(key: str) -> str:
+    """Members that are neither, as `"type": "function"`."""
+    other = rf'"(?!(?:{key}|arguments|parameters)")[^"\\]*"'
+    return rf"(?:{other}{_SPACE}:{_SPACE}{_STRING}{_SPACE},{_SPACE})*"
+
+
 # An object up to its arguments, which are an object, too, unless the call is forced.
-_HEAD = re.compile(rf"{_BEFORE_ARGUMENTS}(?=\{{)", re.DOTALL)
-_FORCED_HEAD = re.compile(rf"{_BEFORE_ARGUMENTS}(?=[^ \t\r\n])", re.DOTALL)
-_FORCED_NAME = re.compile(_NAMED, re.DOTALL)
+_HEAD = re.compile(rf"{_before_arguments('name')}(?=\{{)", re.DOTALL)
+_TOOL_HEAD = re.compile(rf"{_before_arguments('tool_name')}(?=\{{)", re.DOTALL)
+_FORCED_HEAD = re.compile(rf"{_before_arguments('name')}(?=[^ \t\r\n])", re.DOTALL)
+_FORCED_NAME = re.compile(_named("name"), re.DOTALL)
 _OPENING = re.compile(r"\s*(\[?)\s*")
 _SEPARATORS = re.compile(r"[\s;,]*")
 
@@ -86,12 +102,19 @@ class CallObjects:
     """
 
     def __init__(
-        self, teller: Teller, *, is_sequence: bool = False, is_forced: bool = False, stop: str = ""
+        self,
+        teller: Teller,
+        *,
+        is_sequence: bool = False,
+        is_forced: bool = False,
+        stop: str = "",
+        name_key: Literal["name", "tool_name"] = "name",
     ) -> None:
         self._teller = teller
         self._is_sequence = is_sequence
         self._is_forced = is_forced
         self._stop = stop
+        self._name_key = name_key
         self._text = ""  # what is undecided
         self._object_at = -1  # where in it an object begins that may be a call
         self._extent = JsonExtent()  # of that object up to `_num_seen`, or of a call behind its arguments
@@ -168,7 +191,8 @@ class CallObjects:
         # Members before the arguments are strings, so that the first bracket within is theirs, or nobody's.
         # Looked for with every token they would take ever longer, where an object is no call.
         if self._is_forced or (self._extent.is_nested and not was_nested):
-            head = (_FORCED_HEAD if self._is_forced else _HEAD).match(self._text, self._object_at)
+            free = _HEAD if self._name_key == "name" else _TOOL_HEAD
+            head = (_FORCED_HEAD if self._is_forced else free).match(self._text, self._object_at)
         if head is not None:
             name = self._name(head["name"])
             if not name:
@@ -204,7 +228,7 @@ class CallObjects:
             value = DECODER.decode(text)
         except (ValueError, RecursionError):
             return None
-        return read_call(value, self._teller.names, any_type=self._is_forced)
+        return read_call(value, self._teller.names, key=self._name_key, any_type=self._is_forced)
 
     def _name(self, written: str) -> str:
         """The name that a JSON string is, if there is a function of that name; else nothing."""

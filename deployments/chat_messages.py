@@ -87,7 +87,7 @@ def for_template(
     if not knows_tools:
         shows_calls = shows_results = False
     made = [
-        _plain(message)
+        _plain(message, parser)
         if (shows_results if message.role == "tool" else shows_calls or not message.tool_calls)
         else _in_words(message, parser)
         for message in messages
@@ -103,7 +103,7 @@ def for_template(
     return made
 
 
-def _plain(message: ChatMessage) -> dict[str, Any]:
+def _plain(message: ChatMessage, parser: str) -> dict[str, Any]:
     made: dict[str, Any] = {"role": _role(message), "content": message.content}
     if message.tool_calls:
         # Templates write the arguments as they see fit, so they want the object and not its text.
@@ -117,6 +117,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
         ]
     if message.thought:
         made["reasoning_content"] = message.thought
+        if message.tool_calls and parser == "cohere":  # so its templates call it before calls
+            made["tool_plan"] = message.thought
     if message.role == "tool":
         made["tool_call_id"] = message.tool_call_id
         if message.name is not None:

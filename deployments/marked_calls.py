@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from deployments.call_objects import CallObjects
 from deployments.tool_calls import CallsInText, Parsed, json_text
@@ -19,6 +19,7 @@ class MarkedCalls(CallsInText):
 
     OPEN: ClassVar[str]
     CLOSE: ClassVar[str]
+    NAME_KEY: ClassVar[Literal["name", "tool_name"]] = "name"
     markers: tuple[str, ...]
 
     def __init__(self, names: Collection[str], most: int | None = None) -> None:
@@ -48,7 +49,7 @@ class MarkedCalls(CallsInText):
             self._may_close = not self._skip_closing(self.CLOSE)
         if self._may_close or not self._find(self.OPEN, parsed):
             return False
-        self._objects = CallObjects(self._teller, stop=self.CLOSE)
+        self._objects = CallObjects(self._teller, stop=self.CLOSE, name_key=self.NAME_KEY)
         return True
 
     def _leave(self, objects: CallObjects, parsed: Parsed) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from deployments import harmony
+from deployments.answer_marks import AnswerMarks
 from deployments.openai_schema import ChatRequest, GenerationRequest
 from deployments.text_codec import TextCodec
 from deployments.tool_calls import overlap
@@ -21,6 +22,11 @@ MARKERS = {
     "mistral": ("[THINK]", "[/THINK]"),
     "gemma4": ("<|channel>thought", "<channel|>"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+}
+#: What stands around an answer's text, where something does.
+_AROUND_TEXT = {
+    "cohere": (("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>")),
 }
 #: The tokens that these begin with, where they are not one.
 _TOKENS = {"<|channel>thought": "<|channel>"}
@@ -87,6 +93,7 @@ class ReasoningParser:
         is_told: whether what is thought is told, or left out.
         close_token: that of the mark of the end, if it is one.
         is_form: whether the answer keeps to a form, of which white space at its beginning is a part.
+        goes_on: whether the prompt ends within the answer's text.
 
     Attributes:
         markers: tokens that are to be seen in the text, though they may be special ones.
@@ -103,9 +110,13 @@ class ReasoningParser:
         is_told: bool = True,
         close_token: int | None = None,
         is_form: bool = False,
+        goes_on: bool = False,
     ) -> None:
         self._open, self._close = MARKERS[kind]
-        self.markers: tuple[str, ...] = tuple(_TOKENS.get(mark, mark) for mark in MARKERS[kind])
+        around = _AROUND_TEXT.get(kind, ())
+        self._around_text = AnswerMarks(around, is_begun=goes_on)
+        marks = [*MARKERS[kind], *(mark for pair in around for mark in pair)]
+        self.markers: tuple[str, ...] = tuple(_TOKENS.get(mark, mark) for mark in marks)
         self._is_open = is_open
         self.is_told = is_told
         self._close_token = close_token
@@ -125,7 +136,7 @@ class ReasoningParser:
         before = self._where
         thought, said = self._divide(text)
         self._count(before, text, tokens)
-        return thought if self.is_told else "", said
+        return thought if self.is_told else "", self._around_text.feed(said)
 
     def finish(self) -> tuple[str, str]:
         """The rest, when no more text comes."""
@@ -134,7 +145,7 @@ class ReasoningParser:
             self._where, rest = _Where.THOUGHT, rest.lstrip()
             self.num_tokens = self._num_early
         if self._where is not _Where.THOUGHT:
-            return "", rest
+            return "", self._around_text.feed(rest) + self._around_text.finish()
         return rest if self.is_told else "", ""
 
     def _divide(self, text: str) -> tuple[str, str]:
@@ -221,12 +232,14 @@ def make_parser(
             functions=() if use is None else use.in_messages,
             is_form=constraint is not None,
         )
+    is_open = _is_open(kind, request, prompt, codec) is True
     return ReasoningParser(
         kind,
-        is_open=_is_open(kind, request, prompt, codec) is True,
+        is_open=is_open,
         is_told=is_told,
         close_token=codec.single_token(MARKERS[kind][1]),
         is_form=constraint is not None,
+        goes_on=bool(request.continue_final_message) and not is_open,
     )
 
 

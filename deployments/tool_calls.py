@@ -209,14 +209,17 @@ class CallsInText(ABC):
         parsed.add(text)
 
 
-def read_call(value: Any, names: Collection[str], *, any_type: bool = False) -> tuple[str, str] | None:
+def read_call(
+    value: Any, names: Collection[str], *, key: str = "name", any_type: bool = False
+) -> tuple[str, str] | None:
     """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there.
 
-    Arguments are an object, unless `any_type`, for a schema that asks for something else.
+    The name stands at `key`. Arguments are an object, unless `any_type`, for a schema that asks for
+    something else.
     """
     if not isinstance(value, dict):
         return None
-    name = value.get("name")
+    name = value.get(key)
     if not isinstance(name, str) or name not in names:
         return None
     arguments: Any = next((value[one] for one in ("arguments", "parameters") if one in value), {})

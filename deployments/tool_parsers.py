@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from deployments import harmony
+from deployments.cohere_calls import CohereCalls, written_cohere_call
 from deployments.deepseek_calls import DeepseekCalls, written_deepseek_call
 from deployments.gemma_calls import GemmaCalls, written_gemma_call
 from deployments.glm_calls import GlmCalls, written_glm_call
@@ -78,6 +79,12 @@ _MORE = "with as many keys and values as there are arguments"
 
 #: By `target.tool_parser`.
 FORMS: dict[str, CallForm] = {
+    "cohere": CallForm(
+        CohereCalls,
+        written_cohere_call,
+        f'{CohereCalls.OPEN}[{{"tool_call_id": "0", "tool_name": <function name>, '
+        f'"parameters": <arguments object>}}]{CohereCalls.CLOSE}',
+    ),
     "deepseek_v3": CallForm(
         DeepseekCalls,
         written_deepseek_call,
@@ -145,6 +152,7 @@ def new_id_of(kind: str) -> NewId:
 # Marks that no other form has, in the order in which they are looked for in a template.
 _SHOWN_BY = {
     MiniMaxCalls.OPEN: "minimax_m2",
+    CohereCalls.OPEN: "cohere",
     GemmaCalls.CALL + "call:": "gemma4",
     DeepseekCalls.CALL: "deepseek_v3",
     NemotronCalls.OPEN: "nemotron",

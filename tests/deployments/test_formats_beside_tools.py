@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tokenizers import AddedToken
 
 from deployments.call_grammar import calls_or
+from deployments.cohere_calls import CohereCalls
 from deployments.deepseek_calls import DeepseekCalls
 from deployments.gemma_calls import GemmaCalls
 from deployments.marked_calls import PhiCalls
@@ -41,7 +43,13 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {"get_weather": WEATHER, "now": None
 AS_JSON = Constraint(kind="json_schema", text=json.dumps(FORMAT))
 GLM = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 MARKERS = (*GLM, "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
-MARKERS += (*DeepseekCalls.markers, *GemmaCalls.markers, *PhiCalls.markers, *MiniMaxCalls.markers)
+MARKERS += (
+    *DeepseekCalls.markers,
+    *GemmaCalls.markers,
+    *PhiCalls.markers,
+    *MiniMaxCalls.markers,
+    *CohereCalls.markers,
+)
 ANSWERS = ('{"answer": "It rains."}', '{"answer":""}')
 NEITHER = ("Well, ", "\n", '{"answer": 1', '{"answer": "x"} ', "[", "<tool_call>\n\n", "<tool_call>{'")
 
@@ -95,6 +103,15 @@ def deepseek(*calls: tuple[str, str], bare: bool = False) -> str:
         for name, arguments in calls
     ]
     return opened + "\n".join(made) + closed
+
+
+def cohere(*calls: tuple[str, str], between: str = ",\n    ", numbered: bool = True) -> str:
+    made = [
+        f'{{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {arguments}}}'
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    text = f"<|START_ACTION|>[\n    {between.join(made)}\n]<|END_ACTION|>"
+    return text if numbered else re.sub(r'"tool_call_id": "[0-9]", ', "", text)
 
 
 def forms(kind: str) -> tuple[list[str], list[str], list[str]]:
@@ -181,6 +198,24 @@ CALLS: dict[str, tuple[list[str], list[str], list[str]]] = {
             deepseek(("get_weather", '{"town": 1}'), bare=True),
             deepseek(),
             deepseek(("now", "{}")) + " Then",
+        ],
+    ),
+    "cohere": (
+        [
+            cohere(("get_weather", '{"city": "Oslo"}')),
+            cohere(("now", "{}"), numbered=False),
+            '<|START_ACTION|>[{"tool_name":"find","parameters":{"a": [1]}}]<|END_ACTION|>',
+        ],
+        [
+            cohere(("now", "{}"), ("get_weather", '{"city": "Oslo"}')),
+            cohere(("now", "{}"), ("now", "{}"), between=", ", numbered=False),
+        ],
+        [
+            cohere(("later", "{}")),
+            cohere(("get_weather", '{"town": 1}')),
+            cohere(),
+            cohere(("now", "{}")) + " Then",
+            f"<|START_ACTION|>[{weather('parameters')}]<|END_ACTION|>",
         ],
     ),
     "granite": (

@@ -73,6 +73,9 @@ def test_a_form_may_begin_with_a_space() -> None:
         ("mistral", "[THINK]hm[/THINK]Yes."),
         ("gemma4", "<|channel>thought\nhm<channel|>Yes."),
         ("seed_oss", "<seed:think>hm</seed:think>\nYes."),
+        ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"),
+        ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>"),
+        ("cohere", "<|START_THINKING|>hm<|END_THINKING|>Yes."),
     ],
 )
 def test_marks_of_others(kind: str, text: str) -> None:
@@ -91,6 +94,7 @@ def test_tokens_that_marks_begin_with_are_seen() -> None:
         ("[THINK]{{ part['thinking'] }}[/THINK]", "mistral"),
         ("{{- '<|channel>thought\n<channel|>' -}}", "gemma4"),
         ("{%- set think_end_token        = '</seed:think>'            -%}", "seed_oss"),
+        ("{%- if not enable_thinking -%}<|START_THINKING|><|END_THINKING|>{%- endif -%}", "cohere"),
         ("{{ messages[0]['content'] }} I think", "none"),
         ("", "none"),
     ],

@@ -85,7 +85,7 @@ def written(kind: str, name: str, arguments: str) -> str:
     if kind == "deepseek_v3 bare":
         opened, closed, begun, ended, separator = DeepseekCalls.markers
         return f"{opened}{begun}{name}{separator}{arguments}{ended}{closed}"
-    if kind in ("deepseek_v3", "granite", "hunyuan_a13b", "nemotron", "phi4_mini"):
+    if kind in ("deepseek_v3", "cohere", "granite", "hunyuan_a13b", "nemotron", "phi4_mini"):
         return FORMS[kind].written(name, arguments)
     field = "parameters" if kind in ("json", "forced") else "arguments"
     body = f'{{"name": "{name}", "{field}": {arguments}}}'
@@ -98,7 +98,7 @@ def parser_of(kind: str) -> ToolParser:
 
 
 JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced", "deepseek_v3", "deepseek_v3 bare"]
-JSON_KINDS += ["granite", "hunyuan_a13b", "nemotron", "phi4_mini"]
+JSON_KINDS += ["cohere", "granite", "hunyuan_a13b", "nemotron", "phi4_mini"]
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)
@@ -188,12 +188,14 @@ FRAGMENTS = [
     *DeepseekCalls.markers, "function", "\n```json\n", "```", "<|tool_call|>", "<|/tool_call|>",
     "<TOOLCALL>", "<|tool_call>", "<tool_call|>", "call:", QUOTE, ":", "true", "a:", "<function_calls>",
     "</function_calls>", "(", ")", "add(", "a=", "'", "None", "-1.5", '<invoke name="add">',
-    '<parameter name="a">', "</invoke>",
+    '<parameter name="a">', "</invoke>", "<|START_ACTION|>", "<|END_ACTION|>",
+    '{"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}', '{"tool_name": "add"}',
 ]  # fmt: skip
 
 
 #: So that most of the texts have a call.
 BEGINNINGS = {
+    "cohere": ["<|START_ACTION|>[\n    ", '<|START_ACTION|>[{"tool_name": "add", "parameters": {'],
     "glm": ["<tool_call>add", "<tool_call>write_file\n<arg_key>path</arg_key>\n<arg_value>", "<tool_call>"],
     "harmony": [
         "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",

@@ -136,6 +136,16 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
         "</invoke>\n</minimax:tool_call>",
     ),
+    "Command R7B, Command A": (
+        "cohere",
+        """{% for tool in tools %}
+    {"name": "{{ tool['name'] }}", "description": "{{ d }}", "parameters": {{ p }}, "responses": null}
+{% endfor %}<|START_ACTION|>[
+    {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {{ arguments }}}
+]<|END_ACTION|>""",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        f"{json.dumps(CITY)}}}\n]<|END_ACTION|>",
+    ),
     "Seed-OSS": (
         "seed_oss",
         """{%- set toolcall_begin_token   = '<seed:tool_call>' -%}{{ "<function=example_function_name>
@@ -149,11 +159,6 @@ UNKNOWN = {
 {{- ns_token + '<invoke name="tool-name-1">' }}""",
     "Functionary 3.1": r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
 <function=example_function_name>{"example_name": "example_value"}</function>' }}""",
-    "Command R7B": """{% for tool in tools %}
-    {"name": "{{ tool['name'] }}", "description": "{{ d }}", "parameters": {{ p }}, "responses": null}
-{% endfor %}<|START_ACTION|>[
-    {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {{ arguments }}}
-]<|END_ACTION|>""",
     "one without tools": "{{ messages[0].content }}",
 }
 
