@@ -16,6 +16,7 @@ ToolParserName = Literal[
     "hermes",
     "hunyuan_a13b",
     "json",
+    "kimi_k2",
     "minimax_m2",
     "mistral",
     "nemotron",

@@ -330,6 +330,7 @@ class ApiService:
             request.tool_choice,
             self.tool_parser,
             parallel=request.parallel_tool_calls is not False,
+            num_earlier=sum(len(message.tool_calls or ()) for message in request.messages),
             token_of=self._codec.single_token,
         )
 

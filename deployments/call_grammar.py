@@ -16,6 +16,7 @@ from deployments.deepseek_calls import DeepseekCalls
 from deployments.gemma_calls import QUOTE, GemmaCalls
 from deployments.glm_calls import GlmCalls
 from deployments.json_calls import JsonCalls
+from deployments.kimi_calls import KimiCalls
 from deployments.marked_calls import (
     GraniteCalls,
     HermesCalls,
@@ -188,6 +189,18 @@ def _deepseek(rules: _Rules, parallel: bool) -> str:
     return f"{opened} {_lines('call', parallel)} {closed}"
 
 
+def _kimi(rules: _Rules, parallel: bool) -> str:
+    """Each call with its number."""
+    opened, closed, begun, ended, separator = map(rules.marker, KimiCalls.markers)
+    calls = []
+    for number, (names, schema) in enumerate(rules.takers()):
+        rules.lines.append(f"arguments{number}: {json_rule(json.dumps(schema))}")
+        name = _either(_text(f"functions.{name}:") for name in names)
+        calls.append(f"{begun} {name} /[0-9]{{1,6}}/ {separator} arguments{number} {ended}")
+    rules.lines.append(f"call: {_either(calls)}")
+    return f"{opened} {'call+' if parallel else 'call'} {closed}"
+
+
 def _in_tags(form: type[QwenCoderCalls], rules: _Rules, parallel: bool) -> str:
     """Arguments are no JSON: parameters have the names of the schema, and any text as their values."""
     functions = [
@@ -309,6 +322,7 @@ _WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
     "hermes": _hermes,
     "hunyuan_a13b": partial(_marked, HunyuanCalls),
     "json": _json,
+    "kimi_k2": _kimi,
     "minimax_m2": partial(_in_tags, MiniMaxCalls),
     "mistral": _mistral,
     "nemotron": partial(_marked, NemotronCalls),

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from deployments.call_objects import Arguments
-from deployments.tool_calls import CallsInText, Parsed
+from deployments.tool_calls import CallsInText, NewId, Parsed, openai_id
 
 _LONGEST_HEAD = 256
 
@@ -43,8 +43,8 @@ class HeadedCalls(CallsInText):
     HEAD: re.Pattern[str]
     markers: tuple[str, ...]
 
-    def __init__(self, names: Collection[str], most: int | None = None) -> None:
-        super().__init__(names, most)
+    def __init__(self, names: Collection[str], most: int | None = None, new_id: NewId = openai_id) -> None:
+        super().__init__(names, most, new_id)
         self._opening = ""  # up to the head that is being read
         self._arguments: ArgumentReader | None = None
         self._is_behind = False  # arguments, before the end of their call
@@ -63,6 +63,10 @@ class HeadedCalls(CallsInText):
     def _make_arguments(self) -> ArgumentReader:
         """The reader of a call's arguments, from their bracket on."""
         return Arguments(self._teller, self.CALL_END)
+
+    def _call_id(self, head: str) -> str:
+        """The id of a call that is a part of its head; empty if models write none."""
+        return ""
 
     def _advance(self, parsed: Parsed) -> bool:
         if self._arguments is not None:
@@ -109,7 +113,7 @@ class HeadedCalls(CallsInText):
         head = self.HEAD.fullmatch(self._held[:start]) if start >= 0 else None
         name = next(filter(None, head.groups()), "") if head is not None else ""
         if name in self._teller.names:
-            self._teller.begin(name, "", parsed)
+            self._teller.begin(name, "", parsed, self._call_id(head[0]) if head is not None else "")
             self._arguments, self._held = self._make_arguments(), self._held[start:]
         else:
             self._add_text(self._opening, parsed)

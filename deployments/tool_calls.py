@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-NewId = Callable[[], str]
+#: Makes the id of a call: of a function by its name, after so many calls of the answer.
+NewId = Callable[[str, int], str]
 
 #: Most characters of a function's name. OpenAI takes 64; names with a server in front, as of the Model
 #: Context Protocol, are longer.
@@ -19,13 +20,13 @@ LONGEST_NAME = 128
 FUNCTION_NAME = rf"[a-zA-Z0-9_.-]{{1,{LONGEST_NAME}}}"
 
 
-def openai_id() -> str:
-    """A new call's id, as OpenAI's look."""
+def openai_id(name: str, number: int) -> str:
+    """A new call's id, as OpenAI's look; neither of the arguments shows in it."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def mistral_id() -> str:
-    """A new call's id as Mistral's chat templates demand it: nine letters and digits."""
+def mistral_id(name: str, number: int) -> str:
+    """A new call's id as Mistral's chat templates demand it: nine letters and digits, as of `openai_id`."""
     return uuid.uuid4().hex[:9]
 
 
@@ -126,13 +127,21 @@ class Teller:
         self._most = most
         self._new_id = new_id
         self._tells = False
+        self._ids: set[str] = set()
         self.num_calls = 0
 
-    def begin(self, name: str, arguments: str, parsed: Parsed) -> None:
-        """The next call, with its arguments as far as they are known."""
+    def begin(self, name: str, arguments: str, parsed: Parsed, call_id: str = "") -> None:
+        """The next call, with its arguments as far as they are known, and its id if the model wrote one.
+
+        Clients tell calls apart by their ids: one that came before is replaced.
+        """
         self._tells = self._most is None or self.num_calls < self._most
         if self._tells:
-            parsed.add(CallDelta(self.num_calls, arguments, call_id=self._new_id(), name=name))
+            number = self.num_calls
+            while not call_id or call_id in self._ids:
+                call_id, number = self._new_id(name, number), number + 1
+            self._ids.add(call_id)
+            parsed.add(CallDelta(self.num_calls, arguments, call_id=call_id, name=name))
             self.num_calls += 1
 
     def more(self, arguments: str, parsed: Parsed) -> None:

@@ -22,6 +22,7 @@ from deployments.gemma_calls import GemmaCalls, written_gemma_call
 from deployments.glm_calls import GlmCalls, written_glm_call
 from deployments.harmony_calls import HarmonyCalls, written_harmony_call
 from deployments.json_calls import JsonCalls
+from deployments.kimi_calls import KimiCalls, kimi_ids, written_kimi_call
 from deployments.marked_calls import (
     GraniteCalls,
     HermesCalls,
@@ -116,6 +117,12 @@ FORMS: dict[str, CallForm] = {
         partial(written_call_object, key="parameters"),
         '{"name": <function name>, "parameters": <arguments object>}',
     ),
+    "kimi_k2": CallForm(
+        lambda schemas, most: KimiCalls(schemas, most, kimi_ids(0)),
+        written_kimi_call,
+        f"{written_kimi_call('NAME', 'ARGUMENTS')}, with the arguments as a JSON object and all calls of the "
+        "conversation counted from 0",
+    ),
     "minimax_m2": _in_tags(MiniMaxCalls),
     "mistral": CallForm(
         MistralCalls,
@@ -144,8 +151,13 @@ def make_parser(kind: str, schemas: Schemas, most: int | None = None) -> ToolPar
     return FORMS[kind].parser(schemas, most)
 
 
-def new_id_of(kind: str) -> NewId:
-    """How ids of calls are made for a model that writes them so: its template may demand a form."""
+def new_id_of(kind: str, num_earlier: int = 0) -> NewId:
+    """How ids of calls are made for a model that writes them so: its template may demand a form.
+
+    There are so many earlier calls in the conversation.
+    """
+    if kind == "kimi_k2":
+        return kimi_ids(num_earlier)
     return mistral_id if kind == "mistral" else openai_id
 
 
@@ -153,6 +165,7 @@ def new_id_of(kind: str) -> NewId:
 _SHOWN_BY = {
     MiniMaxCalls.OPEN: "minimax_m2",
     CohereCalls.OPEN: "cohere",
+    KimiCalls.SEPARATOR: "kimi_k2",
     GemmaCalls.CALL + "call:": "gemma4",
     DeepseekCalls.CALL: "deepseek_v3",
     NemotronCalls.OPEN: "nemotron",

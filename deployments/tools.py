@@ -131,6 +131,7 @@ class ToolUse:
         *,
         parallel: bool = True,
         token_of: TokenOf = _no_token,
+        num_earlier: int = 0,
     ) -> None:
         """Raises `ApiError` (400) where the choice and the tools contradict each other, or no parser is set.
 
@@ -138,6 +139,7 @@ class ToolUse:
             tools: of the request. choice: `tool_choice`. parallel: `parallel_tool_calls`.
             parser: how the model writes calls, "none" if that is not known.
             token_of: the token that a text is by itself, if it is one.
+            num_earlier: calls that the conversation has already.
         """
         self.tools: list[dict[str, Any]] | None = None
         self.schema: dict[str, Any] | None = None
@@ -147,6 +149,7 @@ class ToolUse:
         self._named = ""
         self._parallel = parallel
         self._token_of = token_of
+        self._num_earlier = num_earlier
         self.in_messages: Collection[str] = ()
         if isinstance(choice, AllowedToolsChoice):
             tools, choice = _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
@@ -245,10 +248,12 @@ class ToolUse:
         if self.forces_message:
             return HarmonyCalls(self.arguments, 1, is_forced=bool(self._named), has_text=False)
         if self._named:
-            return NamedCall(self._named, new_id_of(self._parser))
+            return NamedCall(self._named, new_id_of(self._parser, self._num_earlier))
         most = None if self._parallel else 1
         if self.is_required:
-            return JsonCalls(self._schemas, most, has_text=False, new_id=new_id_of(self._parser))
+            return JsonCalls(
+                self._schemas, most, has_text=False, new_id=new_id_of(self._parser, self._num_earlier)
+            )
         return make_parser(self._parser, self._schemas, most)
 
     def as_system_message(self) -> dict[str, str]:

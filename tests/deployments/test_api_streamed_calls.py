@@ -37,7 +37,7 @@ CALLS = {
     **{kind: FORMS[kind].written("write_file", FILE) for kind in PUT_TOGETHER},
     **{
         kind: FORMS[kind].written("write_file", ARGUMENTS)
-        for kind in ("cohere", "deepseek_v3", "granite", "hunyuan_a13b", "nemotron", "phi4_mini")
+        for kind in ("cohere", "deepseek_v3", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini")
     },
     "hermes": f"<tool_call>\n{BODY}\n</tool_call>",
     "json": BODY.replace('"arguments"', '"parameters"', 1),

@@ -14,6 +14,7 @@ from deployments.call_grammar import calls_or
 from deployments.cohere_calls import CohereCalls
 from deployments.deepseek_calls import DeepseekCalls
 from deployments.gemma_calls import GemmaCalls
+from deployments.kimi_calls import KimiCalls
 from deployments.marked_calls import PhiCalls
 from deployments.python_calls import OlmoCalls
 from deployments.qwen_coder_calls import MiniMaxCalls
@@ -50,6 +51,7 @@ MARKERS += (
     *MiniMaxCalls.markers,
     *CohereCalls.markers,
 )
+MARKERS += KimiCalls.markers
 ANSWERS = ('{"answer": "It rains."}', '{"answer":""}')
 NEITHER = ("Well, ", "\n", '{"answer": 1', '{"answer": "x"} ', "[", "<tool_call>\n\n", "<tool_call>{'")
 
@@ -112,6 +114,11 @@ def cohere(*calls: tuple[str, str], between: str = ",\n    ", numbered: bool = T
     ]
     text = f"<|START_ACTION|>[\n    {between.join(made)}\n]<|END_ACTION|>"
     return text if numbered else re.sub(r'"tool_call_id": "[0-9]", ', "", text)
+
+
+def kimi(*ids: str, arguments: str = "{}") -> str:
+    opened, closed, begun, ended, separator = KimiCalls.markers
+    return opened + "".join(f"{begun}{one}{separator}{arguments}{ended}" for one in ids) + closed
 
 
 def forms(kind: str) -> tuple[list[str], list[str], list[str]]:
@@ -231,6 +238,18 @@ CALLS: dict[str, tuple[list[str], list[str], list[str]]] = {
         [f"<tool_calls>[{weather('arguments')}]</tool_calls>"],
         [f"<tool_calls>[{weather('arguments')}, {weather('arguments')}]</tool_calls>"],
         ["<tool_calls>[]", f"<tool_calls>[{weather('parameters')}]"],
+    ),
+    "kimi_k2": (
+        [kimi("functions.get_weather:0", arguments='{"city": "Oslo"}'), kimi("functions.now:12")],
+        [kimi("functions.now:0", "functions.find:1")],
+        [
+            kimi("functions.later:0"),
+            kimi("functions.now:"),
+            kimi("now:0"),
+            kimi("functions.get_weather:0", arguments='{"town": 1}'),
+            kimi("functions.now:0") + " Then",
+            kimi(),
+        ],
     ),
     "nemotron": (
         [f"<TOOLCALL>[{weather('arguments')}]</TOOLCALL>"],

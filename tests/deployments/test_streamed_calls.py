@@ -14,6 +14,7 @@ from deployments.deepseek_calls import DeepseekCalls
 from deployments.gemma_calls import QUOTE
 from deployments.json_calls import JsonCalls
 from deployments.json_extent import JsonExtent
+from deployments.kimi_calls import KimiCalls
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallDelta, ToolParser
 from deployments.tool_parsers import FORMS, make_parser
@@ -85,7 +86,7 @@ def written(kind: str, name: str, arguments: str) -> str:
     if kind == "deepseek_v3 bare":
         opened, closed, begun, ended, separator = DeepseekCalls.markers
         return f"{opened}{begun}{name}{separator}{arguments}{ended}{closed}"
-    if kind in ("deepseek_v3", "cohere", "granite", "hunyuan_a13b", "nemotron", "phi4_mini"):
+    if kind in ("deepseek_v3", "cohere", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini"):
         return FORMS[kind].written(name, arguments)
     field = "parameters" if kind in ("json", "forced") else "arguments"
     body = f'{{"name": "{name}", "{field}": {arguments}}}'
@@ -98,7 +99,7 @@ def parser_of(kind: str) -> ToolParser:
 
 
 JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced", "deepseek_v3", "deepseek_v3 bare"]
-JSON_KINDS += ["cohere", "granite", "hunyuan_a13b", "nemotron", "phi4_mini"]
+JSON_KINDS += ["cohere", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini"]
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)
@@ -189,6 +190,7 @@ FRAGMENTS = [
     "<TOOLCALL>", "<|tool_call>", "<tool_call|>", "call:", QUOTE, ":", "true", "a:", "<function_calls>",
     "</function_calls>", "(", ")", "add(", "a=", "'", "None", "-1.5", '<invoke name="add">',
     '<parameter name="a">', "</invoke>", "<|START_ACTION|>", "<|END_ACTION|>",
+    *KimiCalls.markers, "functions.add:1", "functions.no:0", ":2",
     '{"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}', '{"tool_name": "add"}',
 ]  # fmt: skip
 
@@ -224,6 +226,11 @@ BEGINNINGS = {
         "<|tool_call>call:add{a:[",
     ],
     "granite": ["<|tool_call|>[", '<|tool_call|>[{"name": "add", "arguments": {'],
+    "kimi_k2": [
+        f"{KimiCalls.OPEN}{KimiCalls.CALL}functions.add:0{KimiCalls.SEPARATOR}{{",
+        written("kimi_k2", "add", "{}"),
+        KimiCalls.OPEN,
+    ],
     "minimax_m2": [
         '<minimax:tool_call>\n<invoke name="write_file">\n<parameter name="path">',
         '<minimax:tool_call><invoke name="add"></invoke>\n<invoke name="add">',

@@ -146,6 +146,13 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
         '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
         f"{json.dumps(CITY)}}}\n]<|END_ACTION|>",
     ),
+    "Kimi K2": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>{{ formatted_id }}<|tool_call_argument_begin|>"
+        "{{ tool_call['function']['arguments'] | tojson }}<|tool_call_end|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        f"{json.dumps(CITY)}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
     "Seed-OSS": (
         "seed_oss",
         """{%- set toolcall_begin_token   = '<seed:tool_call>' -%}{{ "<function=example_function_name>
