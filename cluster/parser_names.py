@@ -9,6 +9,7 @@ ToolParserName = Literal[
     "none",
     "cohere",
     "deepseek_v3",
+    "functionary_v3",
     "gemma4",
     "glm",
     "granite",

@@ -13,6 +13,7 @@ from typing import Any
 
 from deployments.cohere_calls import CohereCalls
 from deployments.deepseek_calls import DeepseekCalls
+from deployments.functionary_calls import FunctionaryCalls
 from deployments.gemma_calls import QUOTE, GemmaCalls
 from deployments.glm_calls import GlmCalls
 from deployments.json_calls import JsonCalls
@@ -201,6 +202,17 @@ def _kimi(rules: _Rules, parallel: bool) -> str:
     return f"{opened} {'call+' if parallel else 'call'} {closed}"
 
 
+def _functionary(rules: _Rules, parallel: bool) -> str:
+    """Arguments in a tag of the function's name."""
+    opened, closed = map(rules.marker, FunctionaryCalls.markers)
+    calls = []
+    for number, (names, schema) in enumerate(rules.takers()):
+        rules.lines.append(f"arguments{number}: {json_rule(json.dumps(schema))}")
+        calls.append(f"{opened} {_either(_text(name + '>') for name in names)} arguments{number} {closed}")
+    rules.lines.append(f"call: {_either(calls)}")
+    return _lines("call", parallel)
+
+
 def _in_tags(form: type[QwenCoderCalls], rules: _Rules, parallel: bool) -> str:
     """Arguments are no JSON: parameters have the names of the schema, and any text as their values."""
     functions = [
@@ -316,6 +328,7 @@ def _text(text: str) -> str:
 _WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
     "cohere": _cohere,
     "deepseek_v3": _deepseek,
+    "functionary_v3": _functionary,
     "gemma4": _gemma,
     "glm": _glm,
     "granite": partial(_marked, GraniteCalls),

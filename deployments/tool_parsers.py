@@ -18,6 +18,7 @@ from typing import Any
 from deployments import harmony
 from deployments.cohere_calls import CohereCalls, written_cohere_call
 from deployments.deepseek_calls import DeepseekCalls, written_deepseek_call
+from deployments.functionary_calls import FunctionaryCalls, written_functionary_call
 from deployments.gemma_calls import GemmaCalls, written_gemma_call
 from deployments.glm_calls import GlmCalls, written_glm_call
 from deployments.harmony_calls import HarmonyCalls, written_harmony_call
@@ -90,6 +91,11 @@ FORMS: dict[str, CallForm] = {
         DeepseekCalls,
         written_deepseek_call,
         f"{written_deepseek_call('NAME', 'ARGUMENTS')}, with the arguments as a JSON object",
+    ),
+    "functionary_v3": CallForm(
+        FunctionaryCalls,
+        written_functionary_call,
+        f"{written_functionary_call('NAME', 'ARGUMENTS')}, with the arguments as a JSON object",
     ),
     "gemma4": CallForm(
         GemmaCalls,
@@ -185,7 +191,7 @@ def kind_for_template(template: str) -> str:
     """How a model with that chat template writes calls, "none" if it shows no way that is read here."""
     if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes; Functionary has JSON in its own
         if QwenCoderCalls.PARAMETER not in template:
-            return "none"
+            return "functionary_v3"
         return "seed_oss" if SeedCalls.OPEN in template else "qwen3_coder"
     if harmony.SHOWN_BY in template:
         return "harmony" if harmony.FUNCTIONS in template else "none"

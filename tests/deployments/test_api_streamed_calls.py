@@ -33,12 +33,13 @@ ARGUMENTS = json.dumps(FILE, ensure_ascii=False, indent=1)
 BODY = f'{{"name": "write_file", "arguments": {ARGUMENTS}}}'
 #: Of kinds whose arguments are no JSON.
 PUT_TOGETHER = ("gemma4", "glm", "minimax_m2", "olmo3", "pythonic", "qwen3_coder", "seed_oss")
+#: Of kinds that write them between marks.
+AS_JSON = (
+    "cohere", "deepseek_v3", "functionary_v3", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini"
+)  # fmt: skip
 CALLS = {
     **{kind: FORMS[kind].written("write_file", FILE) for kind in PUT_TOGETHER},
-    **{
-        kind: FORMS[kind].written("write_file", ARGUMENTS)
-        for kind in ("cohere", "deepseek_v3", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini")
-    },
+    **{kind: FORMS[kind].written("write_file", ARGUMENTS) for kind in AS_JSON},
     "hermes": f"<tool_call>\n{BODY}\n</tool_call>",
     "json": BODY.replace('"arguments"', '"parameters"', 1),
     "mistral": f"[TOOL_CALLS]write_file{ARGUMENTS}",

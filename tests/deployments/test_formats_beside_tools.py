@@ -225,6 +225,16 @@ CALLS: dict[str, tuple[list[str], list[str], list[str]]] = {
             f"<|START_ACTION|>[{weather('parameters')}]<|END_ACTION|>",
         ],
     ),
+    "functionary_v3": (
+        ['<function=get_weather>{"city": "Oslo"}</function>', "<function=find>{}</function>"],
+        ["<function=now>{}</function>\n<function=now>{}</function>", 2 * "<function=now>{}</function>"],
+        [
+            "<function=later>{}</function>",
+            '<function=get_weather>{"town": 1}</function>',
+            "<function=now>{}</function> Then",
+            "<function=now>",
+        ],
+    ),
     "granite": (
         [f"<|tool_call|>[{weather('arguments')}]"],
         [f"<|tool_call|>[{weather('arguments')}, {weather('arguments')}]"],

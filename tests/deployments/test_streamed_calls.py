@@ -48,6 +48,8 @@ VALUES = st.recursive(
 CUTS = st.lists(st.integers(0, 400), max_size=30)
 #: Those that write arguments in tags.
 TAGGED = {kind: FORMS[kind].written for kind in ("glm", "minimax_m2", "qwen3_coder", "seed_oss")}
+#: Those that write them as JSON between marks.
+OTHER_KINDS = ("cohere", "functionary_v3", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini")
 #: How arguments may be written.
 STYLES = st.fixed_dictionaries({"ensure_ascii": st.booleans(), "indent": st.sampled_from([None, None, 0, 1])})
 
@@ -86,7 +88,7 @@ def written(kind: str, name: str, arguments: str) -> str:
     if kind == "deepseek_v3 bare":
         opened, closed, begun, ended, separator = DeepseekCalls.markers
         return f"{opened}{begun}{name}{separator}{arguments}{ended}{closed}"
-    if kind in ("deepseek_v3", "cohere", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini"):
+    if kind in ("deepseek_v3", *OTHER_KINDS):
         return FORMS[kind].written(name, arguments)
     field = "parameters" if kind in ("json", "forced") else "arguments"
     body = f'{{"name": "{name}", "{field}": {arguments}}}'
@@ -99,7 +101,7 @@ def parser_of(kind: str) -> ToolParser:
 
 
 JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced", "deepseek_v3", "deepseek_v3 bare"]
-JSON_KINDS += ["cohere", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini"]
+JSON_KINDS += OTHER_KINDS
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)
@@ -225,6 +227,7 @@ BEGINNINGS = {
         f"<|tool_call>call:write_file{{path:{QUOTE}",
         "<|tool_call>call:add{a:[",
     ],
+    "functionary_v3": ["<function=add>{", "<function=add>{}</function>", "<function="],
     "granite": ["<|tool_call|>[", '<|tool_call|>[{"name": "add", "arguments": {'],
     "kimi_k2": [
         f"{KimiCalls.OPEN}{KimiCalls.CALL}functions.add:0{KimiCalls.SEPARATOR}{{",

@@ -153,6 +153,12 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
         f"{json.dumps(CITY)}<|tool_call_end|><|tool_calls_section_end|>",
     ),
+    "Functionary 3.1": (
+        "functionary_v3",
+        r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
+<function=example_function_name>{"example_name": "example_value"}</function>' }}""",
+        f"<function=get_weather>{json.dumps(CITY)}</function>",
+    ),
     "Seed-OSS": (
         "seed_oss",
         """{%- set toolcall_begin_token   = '<seed:tool_call>' -%}{{ "<function=example_function_name>
@@ -164,8 +170,6 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
 UNKNOWN = {
     "MiniMax-M3": """{%- set toolcall_begin_token = ns_token ~ '<tool_call>' -%}
 {{- ns_token + '<invoke name="tool-name-1">' }}""",
-    "Functionary 3.1": r"""{%- if tools %}{{- '<{start_tag}={function_name}>{parameters}{end_tag}\n
-<function=example_function_name>{"example_name": "example_value"}</function>' }}""",
     "one without tools": "{{ messages[0].content }}",
 }
 
