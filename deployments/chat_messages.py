@@ -115,10 +115,7 @@ def _plain(message: ChatMessage, parser: str) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    if message.thought:
-        made["reasoning_content"] = message.thought
-        if message.tool_calls and parser == "cohere":  # so its templates call it before calls
-            made["tool_plan"] = message.thought
+    made |= _thought(message, parser)
     if message.role == "tool":
         made["tool_call_id"] = message.tool_call_id
         if message.name is not None:
@@ -133,9 +130,18 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
     for call in message.tool_calls or ():
         name, arguments = call.function.name, _arguments(call.function.arguments)
         texts.append(FORMS.get(parser, FORMS["json"]).written(name, arguments))
-    made = {"role": _role(message), "content": "\n".join(texts)}
-    if message.thought:
-        made["reasoning_content"] = message.thought
+    return {"role": _role(message), "content": "\n".join(texts), **_thought(message, parser)}
+
+
+def _thought(message: ChatMessage, parser: str) -> dict[str, str]:
+    """What was thought, under the names by which templates know it."""
+    if not message.thought:
+        return {}
+    made = {"reasoning_content": message.thought}
+    if parser != "harmony":  # whose messages are written anew
+        made["reasoning"] = message.thought  # as vLLM gives it, too; Solar Open's reads nothing else
+    if message.tool_calls and parser == "cohere":
+        made["tool_plan"] = message.thought  # before calls
     return made
 
 

@@ -51,6 +51,20 @@ async def prompt_of(template: str, messages: list[dict[str, Any]], **fields: Any
     return list(cell.submissions[0].prompt)
 
 
+@pytest.mark.parametrize("sent", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("read", ["reasoning_content", "reasoning"])
+async def test_a_thought_reaches_templates_by_either_name(sent: str, read: str) -> None:
+    """Solar Open's reads `reasoning` alone, and lost all thoughts."""
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes", sent: "hm hm"},
+        {"role": "user", "content": "so?"},
+    ]
+    template = REASONED.replace("m.reasoning_content", f"m.{read}")
+    prompt = codec().decode(await prompt_of(template, messages), skip_special_tokens=False)
+    assert prompt.count("(hm hm)yes") == 1
+
+
 @pytest.mark.parametrize("template", [PLAIN, PARTS, EITHER])
 @pytest.mark.parametrize("text", ["the café", [{"type": "text", "text": "the café"}]])
 async def test_a_text_reaches_the_model_in_either_form(template: str, text: Any) -> None:
