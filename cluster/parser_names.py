@@ -11,6 +11,7 @@ ToolParserName = Literal[
     "deepseek_v3",
     "functionary_v3",
     "gemma4",
+    "gigachat3",
     "glm",
     "granite",
     "harmony",

@@ -19,6 +19,7 @@ from deployments.glm_calls import GlmCalls
 from deployments.json_calls import JsonCalls
 from deployments.kimi_calls import KimiCalls
 from deployments.marked_calls import (
+    GigaChatCalls,
     GraniteCalls,
     HermesCalls,
     HunyuanCalls,
@@ -330,6 +331,7 @@ _WRITERS: dict[str, Callable[[_Rules, bool], str]] = {
     "deepseek_v3": _deepseek,
     "functionary_v3": _functionary,
     "gemma4": _gemma,
+    "gigachat3": partial(_marked, GigaChatCalls),
     "glm": _glm,
     "granite": partial(_marked, GraniteCalls),
     "hermes": _hermes,

@@ -81,6 +81,13 @@ class GraniteCalls(MarkedCalls):
     markers = (OPEN,)
 
 
+class GigaChatCalls(MarkedCalls):
+    """`<|function_call|>{...}`, as GigaChat writes from version 3.1 on: one, at the end of a message."""
+
+    OPEN, CLOSE = "<|function_call|>", ""
+    markers = (OPEN,)
+
+
 class PhiCalls(MarkedCalls):
     """`<|tool_call|>[...]<|/tool_call|>`, as Phi-4-mini writes."""
 

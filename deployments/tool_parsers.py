@@ -25,6 +25,7 @@ from deployments.harmony_calls import HarmonyCalls, written_harmony_call
 from deployments.json_calls import JsonCalls
 from deployments.kimi_calls import KimiCalls, kimi_ids, written_kimi_call
 from deployments.marked_calls import (
+    GigaChatCalls,
     GraniteCalls,
     HermesCalls,
     HunyuanCalls,
@@ -102,6 +103,7 @@ FORMS: dict[str, CallForm] = {
         written_gemma_call,
         f"{written_gemma_call('NAME', {'KEY': 'VALUE'})}, {_MORE}",
     ),
+    "gigachat3": _marked(GigaChatCalls),
     "glm": CallForm(
         GlmCalls,
         written_glm_call,
@@ -172,6 +174,7 @@ _SHOWN_BY = {
     MiniMaxCalls.OPEN: "minimax_m2",
     CohereCalls.OPEN: "cohere",
     KimiCalls.SEPARATOR: "kimi_k2",
+    GigaChatCalls.OPEN: "gigachat3",
     GemmaCalls.CALL + "call:": "gemma4",
     DeepseekCalls.CALL: "deepseek_v3",
     NemotronCalls.OPEN: "nemotron",

@@ -35,8 +35,9 @@ BODY = f'{{"name": "write_file", "arguments": {ARGUMENTS}}}'
 PUT_TOGETHER = ("gemma4", "glm", "minimax_m2", "olmo3", "pythonic", "qwen3_coder", "seed_oss")
 #: Of kinds that write them between marks.
 AS_JSON = (
-    "cohere", "deepseek_v3", "functionary_v3", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini"
-)  # fmt: skip
+    *("cohere", "deepseek_v3", "functionary_v3", "gigachat3", "granite", "hunyuan_a13b"),
+    *("kimi_k2", "nemotron", "phi4_mini"),
+)
 CALLS = {
     **{kind: FORMS[kind].written("write_file", FILE) for kind in PUT_TOGETHER},
     **{kind: FORMS[kind].written("write_file", ARGUMENTS) for kind in AS_JSON},

@@ -235,6 +235,11 @@ CALLS: dict[str, tuple[list[str], list[str], list[str]]] = {
             "<function=now>",
         ],
     ),
+    "gigachat3": (
+        [f"<|function_call|>{weather('arguments')}"],
+        [f"<|function_call|>[{weather('arguments')}, {weather('arguments')}]"],
+        ["<|function_call|>{}", f"<|function_call|>{weather('parameters')}"],
+    ),
     "granite": (
         [f"<|tool_call|>[{weather('arguments')}]"],
         [f"<|tool_call|>[{weather('arguments')}, {weather('arguments')}]"],

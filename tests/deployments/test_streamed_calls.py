@@ -49,7 +49,16 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 #: Those that write arguments in tags.
 TAGGED = {kind: FORMS[kind].written for kind in ("glm", "minimax_m2", "qwen3_coder", "seed_oss")}
 #: Those that write them as JSON between marks.
-OTHER_KINDS = ("cohere", "functionary_v3", "granite", "hunyuan_a13b", "kimi_k2", "nemotron", "phi4_mini")
+OTHER_KINDS = (
+    "cohere",
+    "functionary_v3",
+    "gigachat3",
+    "granite",
+    "hunyuan_a13b",
+    "kimi_k2",
+    "nemotron",
+    "phi4_mini",
+)
 #: How arguments may be written.
 STYLES = st.fixed_dictionaries({"ensure_ascii": st.booleans(), "indent": st.sampled_from([None, None, 0, 1])})
 
@@ -192,7 +201,7 @@ FRAGMENTS = [
     "<TOOLCALL>", "<|tool_call>", "<tool_call|>", "call:", QUOTE, ":", "true", "a:", "<function_calls>",
     "</function_calls>", "(", ")", "add(", "a=", "'", "None", "-1.5", '<invoke name="add">',
     '<parameter name="a">', "</invoke>", "<|START_ACTION|>", "<|END_ACTION|>",
-    *KimiCalls.markers, "functions.add:1", "functions.no:0", ":2",
+    "<|function_call|>", *KimiCalls.markers, "functions.add:1", "functions.no:0", ":2",
     '{"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}', '{"tool_name": "add"}',
 ]  # fmt: skip
 
@@ -228,6 +237,7 @@ BEGINNINGS = {
         "<|tool_call>call:add{a:[",
     ],
     "functionary_v3": ["<function=add>{", "<function=add>{}</function>", "<function="],
+    "gigachat3": ["<|function_call|>", '<|function_call|>{"name": "add", "arguments": {'],
     "granite": ["<|tool_call|>[", '<|tool_call|>[{"name": "add", "arguments": {'],
     "kimi_k2": [
         f"{KimiCalls.OPEN}{KimiCalls.CALL}functions.add:0{KimiCalls.SEPARATOR}{{",

@@ -159,6 +159,12 @@ value_1\n</parameter>\n</function>\n</tool_call>' }}""",
 <function=example_function_name>{"example_name": "example_value"}</function>' }}""",
         f"<function=get_weather>{json.dumps(CITY)}</function>",
     ),
+    "GigaChat 3.1": (
+        "gigachat3",
+        """{%- set add_tokens = namespace(function_call="<|function_call|>") -%}
+{{- '{"name": "' ~ call['name'] ~ '", "arguments": ' ~ arguments ~ '}' -}}""",
+        f"<|function_call|>{CALL}",
+    ),
     "Seed-OSS": (
         "seed_oss",
         """{%- set toolcall_begin_token   = '<seed:tool_call>' -%}{{ "<function=example_function_name>
