@@ -27,7 +27,8 @@ from engine.end_tokens import end_tokens_of_model
 from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.model_files import check_model_files, check_ranks, check_weights
 from engine.own_classes import find_own, is_own
-from engine.quantized_files import UnsuitableWeights, check_quantization
+from engine.quantization_check import check_quantization
+from engine.quantized_files import UnsuitableWeights
 from engine.trusted_files import UntrustedModel, check_files
 from selector.acceptance import AcceptanceEstimates
 from selector.own import own_selector

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-
-class UnreadableCheckpoint(ValueError):
-    """A checkpoint that is not what its configuration says; the message says where."""
+from engine.tensor_headers import UnreadableCheckpoint
 
 
 class Checkpoint:
@@ -90,6 +88,11 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, by the header of its file."""
         return tuple(self._slice(name).get_shape())
+
+    def integers(self, name: str) -> list[int]:
+        """What is in a tensor [numbers] of a few integers."""
+        found: list[int] = self.read(name).tolist()
+        return found
 
     def _slice(self, name: str) -> Any:
         return self._open(self._where[name]).get_slice(self._stored.get(name, name))

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from engine.integer_weight import IntegerWeight
+from engine.stored_words import bits_of, num_words
 
 #: Outputs of a word of AWQ's, by the place of their four bits in it, from the lowest.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_WORD_BITS = 32
 
 
 def from_qweight(
@@ -46,7 +46,7 @@ def from_qweight(
     is_awq = words.shape[0] == inputs
     if not is_awq and words.shape[1] != outputs:
         raise ValueError(f"`qweight` {list(words.shape)} where the model has {[outputs, inputs]}")
-    bits = _bits(words.shape[1], outputs) if is_awq else _bits(words.shape[0], inputs)
+    bits = bits_of(words.shape[1], outputs) if is_awq else bits_of(words.shape[0], inputs)
     if is_awq and bits != 4:
         raise ValueError(f"AWQ's weights are read with four bits, not {bits}")
     if scales.dim() != 2 or scales.shape[1] != outputs:
@@ -58,9 +58,9 @@ def from_qweight(
             raise ValueError("`qzeros` is missing")
         points = torch.full_like(scales.T, middle, dtype=torch.uint8)
     else:
-        if zeros.dtype != torch.int32 or zeros.dim() != 2 or zeros.shape[1] != _words(outputs, bits):
+        if zeros.dtype != torch.int32 or zeros.dim() != 2 or zeros.shape[1] != num_words(outputs, bits):
             raise ValueError(
-                f"`qzeros` is {_told(zeros)} where words [groups, {_words(outputs, bits)}] belong"
+                f"`qzeros` is {_told(zeros)} where words [groups, {num_words(outputs, bits)}] belong"
             )
         points = _unpacked_awq(zeros) if is_awq else _unpacked(zeros, bits).T[:outputs]
         if is_symmetric and bool((points == points[0, 0]).all()) and middle - int(points[0, 0]) in (0, 1):
@@ -90,18 +90,18 @@ def from_packed(tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> 
     assert scales is not None
     if words.dim() != 2 or words.dtype != torch.int32 or words.shape[0] != outputs:
         raise ValueError(f"`weight_packed` is {_told(words)} where the model has {[outputs, inputs]}")
-    bits = _bits(words.shape[1], inputs)
+    bits = bits_of(words.shape[1], inputs)
     numbers = _unpacked(words, bits)[:, :inputs]
     scales, zeros = _for_each_output(scales, zeros, outputs)
     scales = scales.reshape(outputs, -1) if scales.shape[:1] == (outputs,) else scales
     if zeros is None:
         points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8)
-    elif zeros.dtype == torch.int32 and zeros.dim() == 2 and zeros.shape[0] == _words(outputs, bits):
+    elif zeros.dtype == torch.int32 and zeros.dim() == 2 and zeros.shape[0] == num_words(outputs, bits):
         points = _unpacked(zeros.T, bits).T[:outputs]
     elif zeros.dtype == torch.int8 and zeros.numel() == scales.numel() and zeros.shape[0] == outputs:
         points = (zeros.reshape(scales.shape).to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
     else:
-        packed = [_words(outputs, bits), scales.shape[-1]]
+        packed = [num_words(outputs, bits), scales.shape[-1]]
         raise ValueError(
             f"`weight_zero_point` is {_told(zeros)} where words {packed} or int8 {list(scales.shape)} belong"
         )
@@ -171,22 +171,6 @@ def _for_each_output(
         return scales, zeros
     scales, *more = (one.reshape(1, 1).expand(outputs, 1) for one in (scales, zeros) if one is not None)
     return scales, more[0] if more else None
-
-
-def _bits(words: int, numbers: int) -> int:
-    """Of each of `numbers` in `words`."""
-    bits = words * _WORD_BITS // numbers
-    if bits not in (4, 8) or words != _words(numbers, bits):
-        raise ValueError(
-            f"{numbers} numbers in {words} words: those of four and of eight bits are read, not of "
-            f"{words * _WORD_BITS / numbers:.3g}"
-        )
-    return bits
-
-
-def _words(numbers: int, bits: int) -> int:
-    """How many hold so many numbers."""
-    return -(-numbers * bits // _WORD_BITS)
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:

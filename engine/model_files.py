@@ -33,7 +33,7 @@ def check_model_files(directory: Path) -> None:
     config = read_json(directory / "config.json")
     if (directory / "generation_config.json").exists():
         read_json(directory / "generation_config.json")
-    files = _weights(directory)
+    files = weight_files(directory)
     # Quantized ones are read by ourselves, whatever their files are called (`engine.checkpoint`).
     is_named = not config.keys().isdisjoint((*DESCRIBED_IN, "transformers_weights"))
     if not files or not (is_named or (directory / WHOLE).exists() or (directory / INDEX).exists()):
@@ -126,8 +126,12 @@ def check_weights(file: Path) -> None:
         raise BrokenFiles(f"{file} has {size} bytes, and by its header it should have {told}: {again}")
 
 
-def _weights(directory: Path) -> list[Path]:
-    """The files that hold the model, in the order in which Transformers looks."""
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold the model, in the order in which Transformers looks.
+
+    Raises:
+        BrokenFiles: if an index names files that are not there, or is none.
+    """
     if (directory / WHOLE).exists():
         return [directory / WHOLE]
     index = directory / INDEX

@@ -11,13 +11,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 from transformers.utils import logging as progress
 
-from engine.checkpoint import Checkpoint, UnreadableCheckpoint
+from engine.checkpoint import Checkpoint
 from engine.devices import memory_of
 from engine.model_config import refused
 from engine.quantization import Quantization, Route
 from engine.quantized_checkpoint import load, quantization_of, without_quantization
 from engine.rounding import round_linears
 from engine.stored_linear import StoredLinear
+from engine.tensor_headers import UnreadableCheckpoint
 from engine.unsupported_model import UnsupportedModel
 
 # Of a weight that is widened on a GPU: as stored, its scale and itself in float32, what is computed in.

@@ -8,10 +8,18 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from engine.checkpoint import Checkpoint, UnreadableCheckpoint
+from engine.checkpoint import Checkpoint
 from engine.quantized_checkpoint import quantization_of, why_not_read
-from engine.quantized_files import FP8, MXFP4, UnsuitableWeights, leaves_weights, refused_format
+from engine.quantized_files import (
+    FP8,
+    MXFP4,
+    UnsuitableWeights,
+    leaves_weights,
+    refused_format,
+    undescribed,
+)
 from engine.stored_layers import are_quantized
+from engine.tensor_headers import UnreadableCheckpoint
 
 Quantization = Literal["fp8", "int4"]
 """What weights of floats are rounded to: e4m3 numbers, or integers of four bits."""
@@ -60,10 +68,7 @@ def route_of(
         return "quantized"
     why = unread or "over ranks only the lean runner reads them"
     if not described:
-        raise UnsuitableWeights(
-            f"it has quantized weights, which its config.json does not describe, and {why}; use the "
-            "checkpoint without quantization"
-        )
+        raise undescribed(why)
     if method == MXFP4:
         return "widened"
     if method != FP8:

@@ -18,16 +18,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from engine.checkpoint import Checkpoint, UnreadableCheckpoint
+from engine.checkpoint import Checkpoint
 from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
 from engine.integer_formats import from_int8, from_packed, from_qweight
 from engine.integer_module import StoredIntegerLinear
-from engine.quantized_files import DESCRIBED_IN, NOTHING_READ, description_in
+from engine.quantized_files import DESCRIBED_IN, description_in
 from engine.renaming import renaming_of
 from engine.separated_experts import are_separate, separate
-from engine.stored_layers import StoredLayer, stored_layers
+from engine.stored_layers import StoredLayer, stored_layers, why_not_stored
 from engine.stored_linear import StoredLinear, plain_linear
+from engine.tensor_headers import UnreadableCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -45,18 +46,8 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool = False) -> str | None:
     """What keeps `load` from reading a quantized checkpoint; None if nothing that its names show."""
-    try:
-        layers = stored_layers(checkpoint)
-    except UnreadableCheckpoint as error:
-        return str(error)
-    if not layers:
-        return NOTHING_READ
-    described = quantization_of(config)
-    version = str(described.get("version") or "gemm").lower()
-    if described.get("quant_method") == "awq" and version != "gemm":
-        return f"AWQ's packing {version!r} is not read, only 'gemm'"
-    if described.get("checkpoint_format") == "marlin":
-        return "GPTQ's packing 'marlin' is not read, only 'gptq' and 'gptq_v2'"
+    if (why := why_not_stored(checkpoint, quantization_of(config))) is not None:
+        return why
     if trust_remote_code and getattr(config, "auto_map", None):
         return "its code comes with it"
     try:

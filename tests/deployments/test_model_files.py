@@ -20,10 +20,14 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\
 
 
 def weights(directory: Path, kind: str, *names: str) -> None:
-    """A safetensors file with a tensor of bytes of that kind, by each of these names."""
-    tensor = {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}
-    header = json.dumps(dict.fromkeys(names or ("a.weight",), tensor)).encode()
-    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    """A safetensors file with tensors of bytes of that kind, but of floats for scales, by these names."""
+    named = {}
+    for i, name in enumerate(names or ("a.weight",)):
+        about = {"dtype": "F32", "shape": [1]} if "scale" in name else {"dtype": kind, "shape": [4]}
+        named[name] = {**about, "data_offsets": [4 * i, 4 * i + 4]}
+    header = json.dumps(named).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(4 * len(named))
+    (directory / "model.safetensors").write_bytes(content)
 
 
 def check(directory: Path, drafter: Path | None = None) -> None:
@@ -92,12 +96,15 @@ def test_tokenizers_of_bytes_need_no_vocabulary(tmp_path: Path) -> None:
         ("bitsandbytes", "I8", (), True),
         ("compressed-tensors", "I8", (), True),
         ("hqq", "U8", ("a.W_q",), True),
-        ("compressed-tensors", "F8_E4M3", (), False),  # what its tensors are decides
+        ("compressed-tensors", "F8_E4M3", (), True),
+        ("compressed-tensors", "F8_E4M3", ("a.weight", "a.weight_scale"), False),  # what tensors are decides
         ("compressed-tensors", "I8", ("a.weight", "a.weight_scale"), False),
-        ("compressed-tensors", "U8", ("a.weight_packed",), False),
-        ("gptq", "U8", ("a.qweight",), False),
+        ("compressed-tensors", "U8", ("a.weight_packed", "a.weight_scale"), True),  # of floats
+        ("compressed-tensors", "I8", ("a.weight_packed", "a.weight_scale"), False),
+        ("gptq", "U8", ("a.qweight",), True),
+        ("gptq", "U8", ("a.qweight", "a.scales"), False),
         ("fp8", "I8", (), False),  # Transformers runs it on some devices
-        (None, "I8", (), False),
+        (None, "I8", (), True),
     ],
 )
 def test_formats_that_run_nowhere_are_refused_at_once(
@@ -111,7 +118,10 @@ def test_formats_that_run_nowhere_are_refused_at_once(
     if not refused:
         check(model)
         return
-    told = f"model: its weights are quantized by `{method}`, .*use the checkpoint without quantization"
+    quantized = f"its weights are quantized by `{method}`, .*"
+    if method is None:
+        quantized = r"it has quantized weights, which its config\.json does not describe, .*"
+    told = f"model: {quantized}use the checkpoint without quantization"
     with pytest.raises(preflight.StartError, match=told):
         check(model)
     with pytest.raises(preflight.StartError, match=told):

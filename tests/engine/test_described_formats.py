@@ -16,7 +16,8 @@ from benchmarks.transformers_engine import load_model
 from engine.integer_formats import from_packed
 from engine.integer_weight import IntegerWeight
 from engine.loading import UnsupportedModel, load_runner
-from engine.quantized_files import UnsuitableWeights, check_quantization
+from engine.quantization_check import check_quantization
+from engine.quantized_files import UnsuitableWeights
 from tests.engine import tiny_models
 from tests.engine.test_runners import logits_of
 
@@ -152,6 +153,19 @@ def torchao(weight: torch.Tensor) -> Parts:
     }
 
 
+def quanto(weight: torch.Tensor) -> Parts:
+    """As its own `save_pretrained` writes numbers of four bits; config.json says nothing of them."""
+    return {
+        "weight._data._data": torch.zeros(len(weight), weight.shape[1] // 2, dtype=torch.uint8),
+        "weight._scale": torch.ones(len(weight), 1),
+        "weight._shift": torch.ones(len(weight), 1),
+    }
+
+
+def bitsandbytes(weight: torch.Tensor) -> Parts:
+    return {"weight": weight.to(torch.int8), "SCB": torch.ones(len(weight))}
+
+
 def mlx(weight: torch.Tensor) -> Parts:
     outputs, inputs = weight.shape
     return {
@@ -182,6 +196,12 @@ def mlx(weight: torch.Tensor) -> Parts:
             r"scale_packed` .*\(`marlin-24`\), which are not re",
         ),
         ({"quant_method": "torchao"}, torchao, "_weight_qdata` belongs to weights as torchao stores them"),
+        (None, quanto, r"not describe, and .*weight._data._data` belongs to weights as quanto stores them"),
+        (
+            {"quant_method": "bitsandbytes"},
+            bitsandbytes,
+            "SCB` belongs to weights as bitsandbytes stores them",
+        ),
         ({"bits": 4}, mlx, r"in a way not named \(config.json has no `quant_method`\), and .* as MLX sto"),
     ],
 )
@@ -189,8 +209,76 @@ def test_other_formats_are_called_what_they_are(
     described: dict[str, Any] | None, instead: Callable[[torch.Tensor], Parts], told: str, tmp_path: Path
 ) -> None:
     directory = write(tmp_path, described, instead=instead)
+    with pytest.raises(UnsuitableWeights, match=told):
+        check_quantization(directory)
     with pytest.raises(UnsupportedModel, match=told):
         load_runner(directory, num_slots=128)
+
+
+def few_bits(bits: int) -> Callable[[torch.Tensor], Parts]:
+    """GPTQ's words of so many bits, all zeros."""
+
+    def packed(weight: torch.Tensor) -> Parts:
+        outputs, inputs = weight.shape
+        return {
+            "qweight": torch.zeros(inputs * bits // 32, outputs, dtype=torch.int32),
+            "qzeros": torch.zeros(1, outputs * bits // 32, dtype=torch.int32),
+            "scales": torch.ones(1, outputs),
+        }
+
+    return packed
+
+
+def two_bits(weight: torch.Tensor) -> Parts:
+    outputs, inputs = weight.shape
+    return {
+        "weight_packed": torch.zeros(outputs, inputs * 2 // 32, dtype=torch.int32),
+        "weight_scale": torch.ones(outputs, 1),
+        "weight_shape": torch.tensor([outputs, inputs]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "instead", "told"),
+    [
+        ("gptq", few_bits(2), "32 numbers in 2 words: those of four and of eight bits are read, not of 2"),
+        ("auto-round", few_bits(3), "32 numbers in 3 words: .* not of 3"),
+        ("compressed-tensors", two_bits, "48 numbers in 3 words: .* not of 2"),
+    ],
+)
+def test_numbers_of_few_bits_are_refused_before_loading(
+    method: str, instead: Callable[[torch.Tensor], Parts], told: str, tmp_path: Path
+) -> None:
+    directory = write(tmp_path, {"quant_method": method}, instead=instead)
+    with pytest.raises(UnsuitableWeights, match=f"` has {told}; use the checkpoint without quantization"):
+        check_quantization(directory)
+    with pytest.raises(UnsupportedModel, match=told):
+        load_runner(directory, num_slots=128)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"quant_method": "awq", "version": "gemv"},
+        {"quant_method": "gptq", "checkpoint_format": "marlin"},
+    ],
+)
+def test_packings_that_config_json_names_are_refused_before_loading(
+    described: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = write(tmp_path, described, instead=few_bits(4))
+    with pytest.raises(UnsuitableWeights, match=r"packing '(gemv|marlin)' is not read, only 'g"):
+        check_quantization(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (directory / "config.json").write_text(json.dumps(config))
+    check_quantization(directory)
+
+
+def test_files_that_are_not_the_models_are_not_judged(tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    save_file(few_bits(2)(torch.zeros(32, 32)), directory / "other.safetensors")
+    check_quantization(directory)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.loading import load_runner
-from engine.quantized_files import check_quantization
+from engine.quantization_check import check_quantization
 from engine.unsupported_model import UnsupportedModel
 from tests.engine import tiny_models
 from tests.engine.test_runners import logits_of

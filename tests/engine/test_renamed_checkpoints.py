@@ -12,9 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import Checkpoint, UnreadableCheckpoint
+from engine.checkpoint import Checkpoint
 from engine.loading import UnsupportedModel, load_runner
 from engine.runner import Segment
+from engine.tensor_headers import UnreadableCheckpoint
 from tests.engine import tiny_adapters, tiny_models
 from tests.engine.test_runners import logits_of
 
