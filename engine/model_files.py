@@ -44,6 +44,11 @@ def check_model_files(directory: Path) -> None:
             f"no weights in {directory}: neither {WHOLE} nor {INDEX} with the files it names{there}; copy "
             "all *.safetensors files and their index there from where config.json came from"
         )
+    if not is_named and not (directory / WHOLE).exists() and "metadata" not in read_json(directory / INDEX):
+        raise BrokenFiles(
+            f"{directory / INDEX} has no `metadata`, without which Transformers reads no index: add "
+            '`"metadata": {}` beside its `weight_map`'
+        )
     for file in files:
         check_weights(file)
 

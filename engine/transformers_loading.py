@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from engine.runner_options import RunnerOptions
 from engine.self_test import check_runner
 from engine.stored_linear import widen_linears, widened
 from engine.stored_llama import StoredConfig, StoredLlama
+from engine.tensor_headers import UnreadableCheckpoint
 from engine.tensor_parallel import check_divisible, sharding
 from engine.triton_support import runs_triton
 from engine.unsupported_model import UnsupportedModel
@@ -132,11 +133,16 @@ def load_through_transformers(
     stored = None
     with refused(directory):
         if lean:
-            checkpoint = Checkpoint(directory)
             source: PreTrainedModel | StoredLlama = model
             # Of experts, files and Transformers' modules have other names.
             is_plain = not is_quantized and not expert_share(config)
-            if is_plain and StoredLlama.is_readable(checkpoint, model):
+            checkpoint = None
+            if is_plain:
+                with suppress(
+                    UnreadableCheckpoint
+                ):  # what an index names beside the model, Transformers leaves
+                    checkpoint = Checkpoint(directory)
+            if checkpoint is not None and StoredLlama.is_readable(checkpoint, model):
                 # As it will be read when it is known to pass: what is compared is what will serve then.
                 stored = StoredConfig.of(model)
                 stays = device.type == "cpu"

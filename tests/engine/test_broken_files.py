@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from engine.loading import UnsupportedModel, load_runner
 from engine.model_files import INDEX, BrokenFiles, check_model_files, check_ranks
 from tests.engine import tiny_models
+from tests.engine.test_runners import logits_of
 
 
 def sharded(directory: Path) -> Path:
@@ -83,6 +84,32 @@ def test_a_shard_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
 def test_an_index_that_says_nothing_is_named(content: str, told: str, tmp_path: Path) -> None:
     (sharded(tmp_path) / INDEX).write_text(content)
     refused(tmp_path, told)
+
+
+def test_an_index_as_transformers_takes_none_is_told_what_it_lacks(tmp_path: Path) -> None:
+    """Transformers said "KeyError: metadata"."""
+    index = sharded(tmp_path) / INDEX
+    described = json.loads(index.read_text())
+    index.write_text(json.dumps({"weight_map": described["weight_map"]}))
+    refused(tmp_path, r'index\.json has no `metadata`, .*: add `"metadata": \{\}`')
+    index.write_text(json.dumps({"weight_map": described["weight_map"], "metadata": {}}))
+    load_runner(tmp_path, num_slots=64)
+
+
+def test_an_index_may_name_what_no_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of old checkpoints do, whose rotary angles were tensors; Transformers passes over it."""
+    monkeypatch.setenv("FLOTILLA_CACHE", str(tmp_path / "cache"))
+    directory = sharded(tmp_path / "model")
+    expected = logits_of(load_runner(directory, num_slots=128, runner="lean"), 1)
+    index = directory / INDEX
+    described = json.loads(index.read_text())
+    shard = described["weight_map"]["model.norm.weight"]
+    described["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = shard
+    index.write_text(json.dumps(described))
+    for _ in range(2):  # the second time its self-test may be on record
+        found = logits_of(load_runner(directory, num_slots=128, runner="lean"), 1)
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 def test_a_file_that_nobody_loads_may_be_anything(tmp_path: Path) -> None:
