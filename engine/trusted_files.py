@@ -12,6 +12,8 @@ from pathlib import Path
 SAFE_SUFFIX = ".safetensors"
 #: Formats of weights that are not read; most of them are pickles.
 REFUSED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".npz", ".gguf")
+# llama.cpp's, which runs no code, and which Transformers converts only if it is told the file.
+_GGUF = ".gguf"
 _CONFIGS = ("config.json", "tokenizer_config.json")
 
 
@@ -31,6 +33,13 @@ def check_files(directory: Path, *, trust_remote_code: bool = False) -> None:
     """
     if not any(directory.glob(f"*{SAFE_SUFFIX}")):
         refused = sorted(path for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
+        if refused and refused[0].suffix == _GGUF:
+            raise UntrustedModel(
+                f"{refused[0]} is not read: only safetensors weights are. Take those of the model that it "
+                "was made from, or convert it: `AutoModelForCausalLM.from_pretrained(DIRECTORY, "
+                f'gguf_file="{refused[0].name}", quantization_config=GgufConfig(dequantize=True))'
+                ".save_pretrained(NEW_DIRECTORY)`, and its tokenizer in the same way"
+            )
         if refused:
             raise UntrustedModel(
                 f"{refused[0]} is not loaded: only safetensors weights are, because other formats may run "

@@ -102,6 +102,14 @@ def test_every_other_format_is_refused(suffix: str, tmp_path: Path) -> None:
         check_files(tmp_path)
 
 
+def test_what_is_told_of_gguf_converts_it(tmp_path: Path) -> None:
+    """It was what converts pickles, which finds nothing in a directory with this file alone."""
+    (tmp_path / "model-q4.gguf").write_bytes(b"")
+    told = r'safetensors weights are\. .*gguf_file="model-q4\.gguf", quantization_config=GgufConfig\('
+    with pytest.raises(UntrustedModel, match=told):
+        check_files(tmp_path)
+
+
 def test_code_of_a_model_runs_only_where_it_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
