@@ -138,9 +138,8 @@ def load_through_transformers(
             is_plain = not is_quantized and not expert_share(config)
             checkpoint = None
             if is_plain:
-                with suppress(
-                    UnreadableCheckpoint
-                ):  # what an index names beside the model, Transformers leaves
+                # What an index names beside the model's own, Transformers passes over.
+                with suppress(UnreadableCheckpoint):
                     checkpoint = Checkpoint(directory)
             if checkpoint is not None and StoredLlama.is_readable(checkpoint, model):
                 # As it will be read when it is known to pass: what is compared is what will serve then.
