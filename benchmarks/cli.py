@@ -38,6 +38,7 @@ from benchmarks.cli_common import (
     PromptsOfEachClass,
     QuantizationOption,
     Seed,
+    end_with_differences,
     failed,
 )
 from benchmarks.cli_vllm import vllm_app
@@ -214,7 +215,10 @@ def engine(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare this engine with and without speculation and Transformers' ways to generate."""
+    """Compare this engine with and without speculation and Transformers' ways to generate.
+
+    Exits 1 if outputs differ by more than a near tie.
+    """
     import os
 
     # Before torch is imported: idle threads must not spin while another engine is measured.
@@ -222,7 +226,7 @@ def engine(
     from benchmarks import engine_run
 
     try:
-        engine_run.run(
+        record = engine_run.run(
             engine_run.EngineOptions(
                 config=config,
                 profile=profile,
@@ -245,6 +249,7 @@ def engine(
         )
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("engine", error) from None
+    end_with_differences(record)
 
 
 @app.command()

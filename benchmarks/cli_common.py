@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,6 +89,12 @@ def write_plot(draw: Callable[[dict[str, Any], Path], None], record: dict[str, A
 
     draw(record, path)
     tables.console.print(f"Wrote {path}.")
+
+
+def end_with_differences(record: Mapping[str, Any]) -> None:
+    """End with status 1 if outputs of a record differ by more than a near tie."""
+    if any(not difference["proven"] for difference in record["differences"]):
+        raise typer.Exit(1)
 
 
 def failed(command: str, error: Exception) -> typer.Exit:

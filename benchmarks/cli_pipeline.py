@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Plot, Seed, failed, write_plot
+from benchmarks.cli_common import JsonFile, Plot, Seed, end_with_differences, failed, write_plot
 
 
 def pipeline(
@@ -27,7 +27,10 @@ def pipeline(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Goodput against the number of micro-batches, with the heuristic's choice (SPIN, figure 13)."""
+    """Goodput against the number of micro-batches, with the heuristic's choice (SPIN, figure 13).
+
+    Exits 1 if outputs differ by more than a near tie.
+    """
     from benchmarks import pipeline as measuring
     from benchmarks import tables
 
@@ -52,3 +55,4 @@ def pipeline(
         from benchmarks.pipeline_plot import draw
 
         write_plot(draw, record, plot)
+    end_with_differences(record)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, Seed, end_with_differences, failed
 
 
 def pool(
@@ -40,7 +40,10 @@ def pool(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare the whole pool under each selector with each drafter alone (SPIN, figures 10 and 11)."""
+    """Compare the whole pool under each selector with each drafter alone (SPIN, figures 10 and 11).
+
+    Exits 1 if outputs differ by more than a near tie.
+    """
     from benchmarks import pool as comparison
     from benchmarks import tables
 
@@ -63,3 +66,4 @@ def pool(
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("pool", error) from None
     tables.write_json(json_file, record)
+    end_with_differences(record)

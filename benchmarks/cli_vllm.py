@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, Seed, end_with_differences, failed
 
 vllm_app = typer.Typer(
     help="Measure this server beside vLLM's CPU build, on the same weights, prompts and client.",
@@ -48,7 +48,10 @@ def vllm(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure this server beside vLLM's CPU build, on the same weights, prompts and client."""
+    """Measure this server beside vLLM's CPU build, on the same weights, prompts and client.
+
+    Exits 1 if outputs differ by more than a near tie.
+    """
     if context.invoked_subcommand is not None:
         return
     from benchmarks import tables, vllm_peer
@@ -82,6 +85,7 @@ def vllm(
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("vllm", error) from None
     tables.write_json(json_file, record)
+    end_with_differences(record)
 
 
 @vllm_app.command("install")

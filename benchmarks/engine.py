@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks import environment, tables
-from benchmarks.engine_under_test import EngineUnderTest, RunResult, Task, same_text
+from benchmarks.engine_under_test import EngineUnderTest, RunResult, Task
+from benchmarks.greedy_differences import GreedyDifferences
 from benchmarks.prompts import Prompt
 
 ALL = "all"
@@ -121,12 +121,15 @@ class Orders:
 
 @dataclass(slots=True)
 class Comparison:
-    """Everything measured: cells by engine, class and concurrency, and outputs of every engine but the
-    reference that were compared with the reference's, and that differed."""
+    """Everything measured.
 
+    Attributes:
+        differences: outputs of every engine but the reference, compared with the reference's.
+        cells: by engine, class and concurrency.
+    """
+
+    differences: GreedyDifferences
     cells: dict[tuple[str, str, int], Cell] = field(default_factory=dict)
-    num_outputs: dict[str, int] = field(default_factory=dict)
-    num_different: dict[str, int] = field(default_factory=dict)
 
     def rate(self, engine: str, domain: str, concurrency: int) -> float | None:
         """Median tokens per second, if measured."""
@@ -159,7 +162,7 @@ def compare(
     `after_warm_ups` once before the first that counts, and `after_round` with what is measured so far, all
     classes together included, after each round but the last.
     """
-    comparison = Comparison()
+    comparison = Comparison(GreedyDifferences(end_tokens))
     able = {
         concurrency: [e for e in engines if e.max_concurrency is None or concurrency <= e.max_concurrency]
         for concurrency in concurrencies
@@ -189,7 +192,9 @@ def compare(
                         comparison.cells.setdefault(key, Cell(*key)).add(result)
                         outputs[engine.name] = result.outputs
                         bar.advance(task)
-                    _count_differences(comparison, outputs, end_tokens, reference)
+                    for name, found in outputs.items():
+                        if reference in outputs and name != reference:  # equal to itself, which says nothing
+                            comparison.differences.compare(name, held, outputs[reference], found)
             _add_totals(comparison, engines, deck.domains, concurrencies)
             if number + 1 < rounds:
                 after_round(comparison)
@@ -208,26 +213,6 @@ def _add_totals(
             measured = [part for part in parts if part is not None]
             if len(measured) > 1:
                 comparison.cells[engine.name, ALL, concurrency] = total(measured)
-
-
-def _count_differences(
-    comparison: Comparison,
-    outputs: Mapping[str, list[list[int]]],
-    end_tokens: Sequence[int],
-    reference: str,
-) -> None:
-    expected = outputs.get(reference)
-    if expected is None:
-        return
-    for name, found in outputs.items():
-        if name == reference:
-            continue  # equal to itself, which says nothing
-        different = sum(
-            first is None or second is None or not same_text(first, second, end_tokens)
-            for first, second in zip_longest(expected, found)
-        )
-        comparison.num_outputs[name] = comparison.num_outputs.get(name, 0) + len(expected)
-        comparison.num_different[name] = comparison.num_different.get(name, 0) + different
 
 
 def print_comparison(
@@ -254,13 +239,6 @@ def print_comparison(
             rows.append(row)
         heads = ["tokens/s", *domains, *(f"vs {base}" for base in baselines), f"{own} vs it", "scheduler"]
         tables.console.print(tables.plain_table(f"{concurrency} at once", heads, rows))
-    different = {name: count for name, count in comparison.num_different.items() if count}
-    checked = sum(comparison.num_outputs.values())
-    if different:
-        words = ", ".join(f"{name} {n} of {comparison.num_outputs[name]}" for name, n in different.items())
-        tables.console.print(f"[yellow]Outputs that differ from the reference's: {words}[/yellow]")
-    else:
-        tables.console.print(f"All {checked} outputs equal the reference's.")
 
 
 def to_json(comparison: Comparison, own: str, baselines: Sequence[str]) -> dict[str, Any]:
@@ -290,6 +268,6 @@ def to_json(comparison: Comparison, own: str, baselines: Sequence[str]) -> dict[
         "benchmark": "engine",
         "environment": environment.describe(),
         "cells": cells,
-        "outputs_compared": comparison.num_outputs,
-        "outputs_different": comparison.num_different,
+        "outputs_compared": comparison.differences.num_outputs,
+        "outputs_different": comparison.differences.num_different,
     }

@@ -16,6 +16,7 @@ from benchmarks import demo, environment, tables
 from benchmarks import prompts as prompt_sources
 from benchmarks.engine import Comparison, Deck, compare, print_comparison, to_json
 from benchmarks.engine_under_test import EngineUnderTest
+from benchmarks.greedy_differences import Judged, print_differences
 from benchmarks.local_engine import InProcessEngine, without_speculation
 from benchmarks.transformers_engine import GenerateBatchEngine, GenerateEngine, Reference, generate
 from cluster.config import FlotillaConfig
@@ -148,8 +149,9 @@ def run(options: EngineOptions) -> dict[str, Any]:
         threads = best_threads(reference, encoded[0])
     baselines = [PLAIN, GENERATE] if options.peers else [PLAIN]
 
-    def keep(comparison: Comparison) -> dict[str, Any]:
+    def keep(comparison: Comparison, judged: Sequence[Judged] = ()) -> dict[str, Any]:
         record = to_json(comparison, OWN, baselines) | {
+            "differences": judged,
             "options": asdict(options),
             **environment.of_cell(config, __name__),
             "target": os.path.basename(reference.path),
@@ -160,6 +162,7 @@ def run(options: EngineOptions) -> dict[str, Any]:
         tables.write_json(options.json_file, record)
         return record
 
+    against = GENERATE if options.peers else PLAIN
     with ExitStack() as stack:
         with tables.console.status("Starting engines..."):
             engines = build_engines(options, config, reference, threads, stack)
@@ -170,7 +173,7 @@ def run(options: EngineOptions) -> dict[str, Any]:
             per_domain=options.per_domain,
             rounds=options.rounds,
             end_tokens=reference.end_tokens,
-            reference=GENERATE if options.peers else PLAIN,
+            reference=against,
             after_round=keep,
         )
     where = options.url or ("Ray cell, through its stream" if options.processes else "one process")
@@ -185,4 +188,6 @@ def run(options: EngineOptions) -> dict[str, Any]:
             "that cache prefixes.[/yellow]"
         )
     print_comparison(comparison, [engine.name for engine in engines], OWN, baselines)
-    return keep(comparison)
+    judged = comparison.differences.judge(lambda: reference)
+    print_differences(judged, sum(comparison.differences.num_outputs.values()), f"those of {against}")
+    return keep(comparison, judged)

@@ -18,7 +18,9 @@ from benchmarks.cell_engine import CellEngine
 from benchmarks.compare import cell_config
 from benchmarks.compare_workload import Texts
 from benchmarks.engine import Deck
-from benchmarks.engine_under_test import RunResult, Task, same_text
+from benchmarks.engine_under_test import RunResult, Task
+from benchmarks.greedy_differences import GreedyDifferences, print_differences
+from benchmarks.transformers_engine import Reference
 from cluster.config import FlotillaConfig
 from cluster.free_cores import settle_draft_ahead
 from cluster.pipeline import MOST_MICRO_BATCHES
@@ -124,7 +126,7 @@ def run(options: PipelineOptions) -> dict[str, Any]:
     deck = Deck(prompts, encoded, bound=options.max_tokens, seed=options.seed)
     named = settings(config, options.most, options.policy)
     measured = {batch: {name: Measured() for name in named} for batch in options.batches}
-    num_different = num_outputs = 0
+    differences = GreedyDifferences(texts.end_tokens)
     with tables.progress() as bar:
         task = bar.add_task(
             "Starting the cell", total=(options.rounds + 1) * len(named) * len(options.batches)
@@ -150,11 +152,7 @@ def run(options: PipelineOptions) -> dict[str, Any]:
                         for count, calls in cell.calls_by_count().items():
                             one.calls[count] = one.calls.get(count, 0) + calls - before[count]
                         if reference is not None:
-                            num_outputs += len(requests)
-                            num_different += sum(
-                                not same_text(mine, other, texts.end_tokens)
-                                for mine, other in zip(result.outputs, reference.outputs, strict=True)
-                            )
+                            differences.compare(name, requests, reference.outputs, result.outputs)
                         reference = reference or result
         finally:
             cell.close()
@@ -163,11 +161,16 @@ def run(options: PipelineOptions) -> dict[str, Any]:
         "options": asdict(options),
         **environment.of_cell(config, __name__),
         "batches": {str(batch): summary(by_name) for batch, by_name in measured.items()},
-        "num_outputs": num_outputs,
-        "num_different": num_different,
+        "num_outputs": sum(differences.num_outputs.values()),
+        "num_different": sum(differences.num_different.values()),
     }
     show(record)
-    return record
+    target = config.target
+    judged = differences.judge(
+        lambda: Reference(demo.directory(target.path), target.dtype, target.quantization)
+    )
+    print_differences(judged, record["num_outputs"], "those of another setting")
+    return record | {"differences": judged}
 
 
 def summary(by_name: Mapping[str, Measured]) -> dict[str, Any]:
@@ -233,9 +236,6 @@ def show(record: Mapping[str, Any]) -> None:
             f"mostly takes {spin['count']}, {set_by_hand}; "
             f"pipeline {part['gain_over_no_overlap']:.2f}x no overlap (at least {LEAST_GAIN})"
         )
-    tables.console.print(
-        f"{record['num_different']} of {record['num_outputs']} outputs differ between settings."
-    )
 
 
 def _deal(deck: Deck, count: int) -> list[Task]:

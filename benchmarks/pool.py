@@ -14,7 +14,8 @@ import numpy as np
 from benchmarks import demo, environment, tables
 from benchmarks import prompts as prompt_sources
 from benchmarks.engine import Deck, Orders
-from benchmarks.engine_under_test import Task, same_text
+from benchmarks.engine_under_test import Task
+from benchmarks.greedy_differences import GreedyDifferences, print_differences
 from benchmarks.pool_cell import PoolCell, Served
 from benchmarks.pool_contenders import ALONE, ORACLE, PLAIN, POOL, Contender, contenders
 from benchmarks.transformers_engine import Reference
@@ -99,14 +100,13 @@ class PoolComparison:
 
     Attributes:
         rounds: by contender's label, in order.
+        differences: outputs compared with those without speculation.
         best: by domain, how often each drafter alone (or none) was fastest on a prompt.
-        num_outputs, num_different: outputs compared with those without speculation, and those that differ.
     """
 
     rounds: dict[str, Rounds]
+    differences: GreedyDifferences
     best: dict[str, Counter[str]] = field(default_factory=dict)
-    num_outputs: int = 0
-    num_different: int = 0
 
 
 def mixed(deck: Deck, per_domain: int, rng: np.random.Generator) -> list[Task]:
@@ -128,7 +128,9 @@ def compare(
     cell: PoolCell, deck: Deck, entered: Sequence[Contender], options: PoolOptions, end_tokens: Sequence[int]
 ) -> PoolComparison:
     """Serve each round's prompts by every contender, in another order each round."""
-    comparison = PoolComparison({one.label: Rounds(one.label) for one in entered})
+    comparison = PoolComparison(
+        {one.label: Rounds(one.label) for one in entered}, GreedyDifferences(end_tokens)
+    )
     rng, orders = np.random.default_rng(options.seed), Orders()
     total = options.warm_ups + options.rounds
     # The oracle needs the others' figures, so it is last in every round.
@@ -159,7 +161,9 @@ def compare(
                 for place, task in enumerate(tasks):
                     winner = fastest_alone(place, alone) or PLAIN
                     comparison.best.setdefault(task.domain, Counter())[winner] += 1
-            _count_differences(comparison, outputs, end_tokens)
+            expected = [one.tokens for one in outputs.pop(PLAIN)]
+            for label, served in outputs.items():
+                comparison.differences.compare(label, tasks, expected, [one.tokens for one in served])
     return comparison
 
 
@@ -170,19 +174,6 @@ def _wishes(contender: Contender, alone: dict[str, list[Served]], count: int) ->
         return [Speculation(drafters=contender.drafters)] * count
     winners = [fastest_alone(place, alone) for place in range(count)]
     return [Speculation(drafters=(name,)) if name else Speculation(mode="off") for name in winners]
-
-
-def _count_differences(
-    comparison: PoolComparison, outputs: dict[str, list[Served]], end_tokens: Sequence[int]
-) -> None:
-    expected = outputs[PLAIN]
-    for label, found in outputs.items():
-        if label != PLAIN:
-            comparison.num_outputs += len(found)
-            comparison.num_different += sum(
-                not same_text(first.tokens, second.tokens, end_tokens)
-                for first, second in zip(expected, found, strict=True)
-            )
 
 
 def best_alone(comparison: PoolComparison) -> Rounds:
@@ -242,11 +233,6 @@ def print_comparison(comparison: PoolComparison) -> None:
         for domain, counts in sorted(comparison.best.items())
     ]
     tables.console.print(tables.plain_table("Fastest alone, share of prompts", ["domain", *drafters], rows))
-    different, checked = comparison.num_different, comparison.num_outputs
-    if different:
-        tables.console.print(f"[yellow]{different} of {checked} outputs differ from plain decoding.[/yellow]")
-    else:
-        tables.console.print(f"All {checked} outputs equal those without speculation.")
 
 
 def run(options: PoolOptions) -> dict[str, Any]:
@@ -279,6 +265,10 @@ def run(options: PoolOptions) -> dict[str, Any]:
         f"policy `{config.policy.name}`."
     )
     print_comparison(comparison)
+    differences = comparison.differences
+    num_outputs = sum(differences.num_outputs.values())
+    judged = differences.judge(lambda: reference)
+    print_differences(judged, num_outputs, "those without speculation")
     return {
         "benchmark": "pool",
         "environment": environment.describe(),
@@ -291,8 +281,9 @@ def run(options: PoolOptions) -> dict[str, Any]:
         "ratios": ratios(comparison),
         "best_single": best_alone(comparison).label,
         "fastest_alone": comparison.best,
-        "outputs_compared": comparison.num_outputs,
-        "outputs_different": comparison.num_different,
+        "outputs_compared": num_outputs,
+        "outputs_different": sum(differences.num_different.values()),
+        "differences": judged,
         "prompts_repeated": deck.repeats,
     }
 

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks import demo, environment, tables, vllm_install
 from benchmarks import prompts as prompt_sources
 from benchmarks.engine import ALL, Comparison, Deck, compare, print_comparison, to_json
+from benchmarks.greedy_differences import print_differences
 from benchmarks.http_engine import HttpEngine
 from benchmarks.report import Distribution
 from benchmarks.server_process import ServerProcess, free_port
@@ -29,6 +30,7 @@ from cluster.adapter_config import AdapterConfig
 from cluster.config import FlotillaConfig
 
 OWN = "flotilla"
+PLAIN_PEER = "vllm base"
 SERVED_NAME = "demo"
 #: What both call the LoRA adapter that they serve besides.
 ADAPTER_NAME = "terse"
@@ -198,7 +200,7 @@ def measure(
         per_domain=options.per_domain,
         rounds=options.rounds,
         end_tokens=end_tokens,
-        reference="vllm base" if "base" in options.modes else OWN,
+        reference=PLAIN_PEER if "base" in options.modes else OWN,
         before_run=before_run,
         after_warm_ups=forget_warm_ups,
     )
@@ -226,7 +228,7 @@ def summary(comparison: Comparison, names: Sequence[str], domains: Sequence[str]
         rates = {name: comparison.rate(name, domain, concurrency) or 0.0 for name in names if name != OWN}
         best = max(rates, key=lambda name: rates[name])
         found[str(concurrency)] = {
-            "vs_base": comparison.ratio(OWN, "vllm base", domain, concurrency),
+            "vs_base": comparison.ratio(OWN, PLAIN_PEER, domain, concurrency),
             "best_mode": best,
             "vs_best": comparison.ratio(OWN, best, domain, concurrency),
         }
@@ -256,6 +258,13 @@ def run(options: VllmOptions) -> dict[str, Any]:
         comparison = measure(
             engines, deck, options, reference.end_tokens, lambda: settle(list(servers.values()), idle)
         )
+    if options.adapter is None:
+        judged = comparison.differences.judge(lambda: reference)
+    else:
+        adapter = demo.adapter(options.adapter)
+        judged = comparison.differences.judge(
+            lambda: Reference(reference.path, reference.dtype, adapter=adapter)
+        )
     names = list(servers)
     beside = "" if options.adapter is None else f" with {options.adapter}"
     tables.console.print(
@@ -264,6 +273,8 @@ def run(options: VllmOptions) -> dict[str, Any]:
     )
     baselines = [name for name in names if name != OWN]
     print_comparison(comparison, names, OWN, baselines[:1])
+    num_outputs = sum(comparison.differences.num_outputs.values())
+    print_differences(judged, num_outputs, f"those of {PLAIN_PEER if 'base' in options.modes else OWN}")
     timing = latencies(engines)
     rows = [
         [
@@ -288,6 +299,7 @@ def run(options: VllmOptions) -> dict[str, Any]:
     tables.console.print(f"Cores used while idle: {used}. Logs: {logs}")
     return to_json(comparison, OWN, baselines) | {
         "benchmark": "vllm",
+        "differences": judged,
         "options": asdict(options),
         **environment.of_cell(config, __name__),
         "vllm_version": vllm_install.VERSION,

@@ -73,8 +73,8 @@ def test_medians_ratios_and_bounds() -> None:
     assert comparison.rate("c", ALL, 4) is None
     assert len(comparison.cells["a", "chat", 4].seconds) == 3
     # The reference's own outputs are compared with nobody's.
-    assert comparison.num_outputs == {"a": 36, "c": 12}
-    assert set(comparison.num_different.values()) == {0}
+    assert comparison.differences.num_outputs == {"a": 36, "c": 12}
+    assert set(comparison.differences.num_different.values()) == {0}
     share = comparison.cells["a", ALL, 1].scheduler_share
     assert share == pytest.approx(0.02)
     record = to_json(comparison, "a", ["b"])
@@ -128,7 +128,7 @@ def test_differing_outputs_are_counted() -> None:
     comparison = compare(
         [right, wrong], deck(), concurrencies=[2], per_domain=2, rounds=1, end_tokens=END, reference="a"
     )
-    assert comparison.num_different == {"b": 4}
+    assert comparison.differences.num_different == {"b": 4}
 
 
 def test_outputs_are_cut_and_compared_at_the_end_token() -> None:

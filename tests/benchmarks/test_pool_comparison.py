@@ -9,6 +9,7 @@ import pytest
 from benchmarks import demo
 from benchmarks.compare import cell_config
 from benchmarks.engine_under_test import Task
+from benchmarks.greedy_differences import GreedyDifferences
 from benchmarks.pool import PoolComparison, Rounds, best_alone, fastest_alone, ratios
 from benchmarks.pool_cell import Served
 from benchmarks.pool_contenders import ORACLE, PLAIN, contenders
@@ -93,7 +94,8 @@ def test_ratios_are_of_rounds_with_the_same_prompts() -> None:
                 rounds("pool: flotilla", 1.0, 4.0, 0.5),
                 rounds(ORACLE, 1.0, 2.0, 0.5),
             )
-        }
+        },
+        GreedyDifferences(()),
     )
     assert best_alone(comparison).label == "alone: small"
     found = ratios(comparison)
