@@ -200,6 +200,7 @@ def engine(
     url: Annotated[
         str | None, typer.Option(help="Measure a running Flotilla server instead; peers still run here.")
     ] = None,
+    api_key: ApiKey = None,
     peers: Annotated[bool, typer.Option(help="Also measure Transformers.")] = True,
     assistant: Annotated[
         list[str] | None, typer.Option(help="Assistant of Transformers' assisted generation; may repeat.")
@@ -238,6 +239,7 @@ def engine(
                 max_tokens=max_tokens,
                 processes=processes,
                 url=url,
+                api_key=api_key,
                 peers=peers,
                 assistants=tuple(assistant or ()),
                 prompt_lookup=prompt_lookup,

@@ -40,6 +40,7 @@ class EngineOptions:
     max_tokens: int | None = None
     processes: bool = True
     url: str | None = None
+    api_key: str | None = None
     peers: bool = True
     assistants: tuple[str, ...] = ()
     prompt_lookup: int = 8
@@ -92,8 +93,8 @@ def build_engines(
 
         model = config.target.served_name or os.path.basename(demo.directory(config.target.path))
         # One server: both find in its prefix cache what was read for either.
-        add(HttpEngine(PLAIN, options.url, model, SPECULATION_OFF, reads_first=True))
-        add(HttpEngine(OWN, options.url, model, reads_first=True))
+        for name, extra in ((PLAIN, SPECULATION_OFF), (OWN, {})):
+            add(HttpEngine(name, options.url, model, extra, reads_first=True, api_key=options.api_key))
     else:
         # Two separate cells, so that neither finds the other's prompts in its prefix cache.
         add(own_engine(PLAIN, without_speculation(config), reference.end_tokens, options.processes))
@@ -152,7 +153,7 @@ def run(options: EngineOptions) -> dict[str, Any]:
     def keep(comparison: Comparison, judged: Sequence[Judged] = ()) -> dict[str, Any]:
         record = to_json(comparison, OWN, baselines) | {
             "differences": judged,
-            "options": asdict(options),
+            "options": asdict(options) | {"api_key": None},
             **environment.of_cell(config, __name__),
             "target": os.path.basename(reference.path),
             "dtype": config.target.dtype,

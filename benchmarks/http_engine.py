@@ -33,13 +33,15 @@ class HttpEngine:
         extra: Mapping[str, Any] | None = None,
         *,
         reads_first: bool = False,
+        api_key: str | None = None,
     ) -> None:
         self.name = name
         self._reads_first = reads_first
         self.outcomes: dict[int, list[Outcome]] = {}
         self._extra = dict(extra or {})
         self._runner = asyncio.Runner()
-        self._client = LoadClient(url, model, sampling={"temperature": 0.0, "return_token_ids": True})
+        sampling = {"temperature": 0.0, "return_token_ids": True}
+        self._client = LoadClient(url, model, sampling=sampling, api_key=api_key)
         self._runner.run(self._client.__aenter__())
 
     def load(self, tasks: Sequence[Task], concurrency: int) -> LoadResult:

@@ -15,12 +15,13 @@ Answer = Callable[[dict[str, Any]], list[str]]
 
 
 class FakeServer:
-    """Streams one word a chunk; remembers the bodies it was sent and how many it served at once."""
+    """Streams one word a chunk; remembers the bodies and keys it was sent and how many it served at once."""
 
     def __init__(self, answer: Answer, pause_s: float = 0.0) -> None:
         self.answer = answer
         self.pause_s = pause_s
         self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         self.most_at_once = 0
         self.num_connections: set[int] = set()
         self._running = 0
@@ -31,6 +32,7 @@ class FakeServer:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.keys.append(request.headers.get("Authorization"))
         self.num_connections.add(id(request.transport))
         if body.get("prompt") == "refuse":
             return web.json_response({"error": {"message": "queue full", "code": "queue_full"}}, status=429)

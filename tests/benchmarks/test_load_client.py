@@ -210,11 +210,12 @@ def test_two_engines_of_one_server_both_find_their_prompts_read() -> None:
     server = FakeServer(lambda body: ["a "] * body["max_tokens"])
     tasks = [Task("code", [n, n + 1], 3) for n in range(4)]
     with serving_in_a_thread(server) as url:
-        engine = HttpEngine("plain", url, "fake", serve.SPECULATION_OFF, reads_first=True)
+        engine = HttpEngine("plain", url, "fake", serve.SPECULATION_OFF, reads_first=True, api_key="sk-a")
         result = engine.run(tasks, 2)
         engine.close()
     assert [body["max_tokens"] for body in server.bodies] == [1] * 4 + [3] * 4
     assert sorted(body["prompt"] for body in server.bodies[:4]) == [task.tokens for task in tasks]
+    assert server.keys == ["Bearer sk-a"] * 8
     # What is read first is not in the figures.
     assert len(result.outputs) == 4
     assert len(engine.outcomes[2]) == 4
