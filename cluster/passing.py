@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,15 +79,13 @@ def expected(
     """
     own, priority = newcomer.submit.tenant.label, newcomer.submit.priority
 
-    def due(label: str | None, level: int) -> float:
-        """Requests per second that were told to come now: a tenant's, or all, up to a priority."""
+    whose, level = own if fair.is_enabled else None, priority - 1 if is_promised else priority
 
-        def counts(whose: str, others: int) -> bool:
-            return label in (None, whose) and others <= level
+    def counts(label: str, other: int) -> bool:
+        return whose in (None, label) and other <= level
 
-        return promises.num_due(counts, now + DUE_S) / DUE_S
-
-    passing = due(own if fair.is_enabled else None, priority - 1 if is_promised else priority)
+    until = now + DUE_S
+    passing = promises.num_due(counts, until) / DUE_S
     others: dict[str, float] = {}
     charges: dict[str, float] = {}
     for flow in rates.flows(now):
@@ -98,7 +95,9 @@ def expected(
             others[flow.label] = others.get(flow.label, 0.0) + flow.rate
             charges[flow.label] = flow.charge
     turns = fair.turns_before(newcomer, ahead, waiting, charges) if charges else {}
+    # Of all tenants at once: hundreds of keys may have been told thousands of times.
+    due = promises.num_due_of_each(until) if turns else {}
     bounded = tuple(
-        (others[label] + due(label, sys.maxsize), most) for label, most in turns.items() if most > 0
+        (others[label] + due.get(label, 0.0) / DUE_S, most) for label, most in turns.items() if most > 0
     )
     return Passing(passing, bounded, DEVIATIONS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -234,6 +235,15 @@ class Promises:
         due = self._due[: bisect_right(self._due, until, key=_at)]
         return self._shown.value * sum(passes(promise.who[0], promise.priority) for promise in due)
 
+    def num_due_of_each(self, until: float) -> dict[str, float]:
+        """The same by label, of every tenant of whom any are expected: told in one look at all of them."""
+        due = self._due[: bisect_right(self._due, until, key=_at)]
+        return {label: self._shown.value * num for label, num in Counter(map(_label, due)).items()}
+
 
 def _at(promise: Promise) -> float:
     return promise.at
+
+
+def _label(promise: Promise) -> str:
+    return promise.who[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,13 @@ from cluster.arrival_rates import ArrivalRates
 from cluster.batching.common import arrival_order
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.registry import make_rule
-from cluster.passing import Passing, expected
+from cluster.passing import DUE_S, Passing, expected
 from cluster.promises import Promises
 from cluster.requests import Request
 from cluster.stream_messages import Submit, Tenant
 from engine.sampling_params import SamplingParams
 from tests.cluster.batch_states import context
+from tests.cluster.counted_calls import counting
 
 LABELS = ("a", "b", "c")
 
@@ -102,6 +105,23 @@ def test_where_keys_are_not_told_apart_only_priorities_count() -> None:
 def test_nobody_passes_where_nobody_came() -> None:
     assert found(request("a", 1), ArrivalRates(), []).is_nobody
     assert Passing().number(100.0) == 0.0
+
+
+def test_of_each_tenant_those_told_to_come_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of keys, each with some told to come soon: not all promises are read again for every key."""
+    labels = [f"key{number}" for number in range(200)]
+    told, flows = Promises(60.0), rates(*((label, 0) for label in labels))
+    for label in labels[:100]:
+        assert told.make(request(label, 0).submit, 0.0, 1e-4, 0.0, may_be_near=True) == 1.0
+    looks = Counter[str]()
+    for method in (Promises.num_due, Promises.num_due_of_each):
+        monkeypatch.setattr(Promises, method.__name__, counting(method, looks))
+    waiting = [request("a", 1)]
+    passing = expected(request("a", 3), waiting, waiting, FairQueue(), flows, told, 0.0, is_promised=False)
+    assert looks == {"num_due": 1, "num_due_of_each": 1}
+    taken = flows.flows(0.0)[0].rate
+    due = [1.0 / DUE_S] * 100 + [0.0] * 100
+    assert passing.bounded == tuple((taken + rate, 2) for rate in due)
 
 
 @pytest.mark.parametrize("deviations", [0.0, 1.0])
