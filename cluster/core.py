@@ -72,8 +72,7 @@ class SchedulerCore:
         self.verifier: VerifierReady | None = None
         # Of the target, also while it is made again: what comes meanwhile is judged by them.
         self.limits: VerifierReady | None = None
-        self.free_slots = 0
-        self.is_draining = False
+        self.free_slots, self.is_draining = 0, False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self.planned_ahead = PlannedAhead(self.planner, self.verify_calls, config)
@@ -116,8 +115,10 @@ class SchedulerCore:
                 self._worker_lost(name, now)
             case Tick():
                 self._time_out_drafts(now)
-        if not (is_refused or (is_draft and self.micro_batches.is_held_up(self.running.values()))):
-            self._progress(now, is_draft=is_draft)
+        if not is_refused:
+            self.door.has_changed()
+            if not (is_draft and self.micro_batches.is_held_up(self.running.values())):
+                self._progress(now, is_draft=is_draft)
         self._actions.extend(self.planner.move_on(now))
         self._is_verify_new = any(isinstance(action, Verify) for action in self._actions)
         for client, events in self._emitted.items():
@@ -356,8 +357,7 @@ class SchedulerCore:
             self._verify(by_batch, now)
             return
         call = self.sending_ahead.complete(by_batch, running, self.free_slots, self.max_model_tokens, now)
-        if call is not None:
-            self._actions.append(Verify(call))
+        self._actions.extend([] if call is None else [Verify(call)])
 
     def _admit(self, now: float) -> None:
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)

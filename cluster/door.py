@@ -70,6 +70,8 @@ class Door:
     rates: ArrivalRates = field(default_factory=ArrivalRates)
     outages: Outages = field(default_factory=Outages)
     _stretch: float = FIRST_STRETCH
+    # When all those here would begin and end if nobody came, for as long as nothing but refusals happens.
+    _everybody: Schedule | None = None
 
     def __post_init__(self) -> None:
         scheduler = self.config.scheduler
@@ -90,6 +92,10 @@ class Door:
             is_late = any(misses.values())
             self.headroom.ended(now, is_late=is_late)
             self.background_headroom.ended(now, is_late=is_late, is_beside=is_in_steps(running))
+
+    def has_changed(self) -> None:
+        """Something else than a refusal happened: who is here may begin and end at other times."""
+        self._everybody = None
 
     def lost(self, now: float) -> None:
         """The target is lost."""
@@ -192,6 +198,14 @@ class Door:
             schedule.places,
         )
 
+    def _all_in_turn(self, cell: Cell, now: float) -> Schedule:
+        """The same of all who wait as they came: once for all refusals that find the cell as it is."""
+        if cell.verifier is None:  # its return comes nearer
+            return self._in_turn(cell.waiting, cell, now)
+        if self._everybody is None:
+            self._everybody = self._in_turn(cell.waiting, cell, now)
+        return self._everybody
+
     def _missed(
         self, newcomer: Newcomer, terms: Terms, predicted: Prediction, *, is_promised: bool = False
     ) -> bool:
@@ -242,7 +256,7 @@ class Door:
         if cell.verifier is None:
             return own.start_s
         # Whoever waits takes the places that become free, so the load does not fall before.
-        everybody = self._in_turn(cell.waiting, cell, newcomer.now)
+        everybody = self._all_in_turn(cell, newcomer.now)
         schedule = replace(everybody, start_s=own.start_s)
         ends = schedule.ends_s[:: max(1, len(schedule.ends_s) // MOST_TRIED)]
         last_s = schedule.ends_s[-1] if schedule.ends_s else 0.0
@@ -286,7 +300,7 @@ class Door:
             return None
         if num_waiting < limit:
             return self._too_many_own(submit, limit, num_own, cell, now)
-        schedule = self._in_turn(cell.waiting, cell, now)
+        schedule = self._all_in_turn(cell, now)
         starts = [*schedule.starts_s, schedule.start_s]
         after_s = starts[min(num_waiting - limit, num_waiting)]
         is_open = limit == self.config.scheduler.max_waiting

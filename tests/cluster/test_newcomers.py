@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
 
 import msgspec
 import pytest
@@ -13,12 +10,11 @@ import pytest
 from benchmarks.refusal_cost import TIERS, OverloadedCell
 from cluster.batching.batcher import Batcher
 from cluster.batching.fair_queue import FairQueue
-from cluster.events import Reject, RequestArrived
+from cluster.events import Cancelled, Reject, RequestArrived
+from cluster.forecast import Forecast
 from cluster.newcomer import on_terms
-from cluster.stream_messages import Terms
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from cluster.stream_messages import Rejected, Tenant, Terms
+from tests.cluster.counted_calls import counting
 
 
 @pytest.fixture
@@ -41,17 +37,6 @@ def arrivals(cell: OverloadedCell, count: int, counted: Counter[str]) -> Counter
     return found
 
 
-def counting(function: Callable[P, T], calls: Counter[str]) -> Callable[P, T]:
-    """The same, its calls counted."""
-
-    @wraps(function)
-    def counted(*args: P.args, **kwargs: P.kwargs) -> T:
-        calls[function.__name__] += 1
-        return function(*args, **kwargs)
-
-    return counted
-
-
 def test_the_queue_is_put_in_order_once_for_a_refusal(
     overloaded: OverloadedCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +56,32 @@ def test_nobody_is_asked_whether_to_begin_because_of_a_refusal(
     found = arrivals(overloaded, 400, calls)
     assert found.keys() == {("saturated", 0), ("queue_full", 0), ("", 1)}
     assert min(found.values()) > 20
+
+
+def test_when_the_queue_will_be_shorter_is_worked_out_once_for_refusals_in_a_row(
+    overloaded: OverloadedCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands may come in a second, between two answers of the target; and anew after one."""
+    core, calls = overloaded.core, Counter[str]()
+    asked = msgspec.structs.replace(core.waiting[0].submit, on_miss="serve", tenant=Tenant(), tier="chat")
+
+    def told(number: int) -> Rejected | None:
+        event = RequestArrived(msgspec.structs.replace(asked, request_id=f"more {number}"), "client")
+        actions = core.handle(event, overloaded.now)
+        return next((action.rejection for action in actions if isinstance(action, Reject)), None)
+
+    while told(calls.total()) is None:
+        calls["taken"] += 1
+    monkeypatch.setattr(Forecast, "schedule", counting(Forecast.schedule, calls))
+    answers = [told(1000 + number) for number in range(200)]
+    assert {answer.code for answer in answers if answer is not None} == {"queue_full"}
+    assert None not in answers
+    assert calls["schedule"] == 0  # that of the one refused before is still true
+    core.handle(Cancelled(core.waiting[-1].request_id), overloaded.now)
+    assert told(2000) is None
+    calls.clear()
+    assert [told(3000 + number) is None for number in range(100)] == [False] * 100
+    assert calls["schedule"] == 1
 
 
 def test_terms_change_what_is_promised_and_nothing_else(overloaded: OverloadedCell) -> None:
