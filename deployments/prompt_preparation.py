@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,8 @@ INLINE_BYTES = 1 << 15
 # Log-probabilities of a prompt come as one message; so many are some 16 MiB.
 MOST_PROMPT_LOGPROBS = 1_000_000
 MOST_ALLOWED_IDS = 1 << 17
+# A template may write a variable with every message, as most do `eos_token`: so many characters in all.
+MOST_VARIABLE_CHARS = 1 << 22
 # Answers that one body may ask for.
 MOST_CHOICES = 128
 _Made = TypeVar("_Made")
@@ -128,11 +131,13 @@ async def chat_tokens(
     documents: list[dict[str, object]] | None = None,
     variables: dict[str, object] | None = None,
 ) -> list[int]:
-    """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
+    """Token ids of a conversation; arguments and errors as of `TextCodec.encode_chat`."""
     knows_tools = codec.knows_tools
+    num_variable_chars = _num_variable_chars(variables, messages)
+    num_chars = sum(message.num_chars for message in messages) + num_variable_chars
     return await in_thread_if(
         # How long tools and documents are is not known before the template has written them; few are short.
-        use.parses or bool(documents) or sum(message.num_chars for message in messages) > INLINE_CHARS,
+        use.parses or bool(documents) or num_chars > INLINE_CHARS,
         lambda: codec.encode_chat(
             for_template(
                 messages,
@@ -151,6 +156,23 @@ async def chat_tokens(
             variables=variables,
         ),
     )
+
+
+def _num_variable_chars(variables: dict[str, object] | None, messages: Sequence[ChatMessage]) -> int:
+    """How much a template may write of its variables; raises `ApiError` (400) if that is far too much."""
+    if not variables:
+        return 0
+    # Calls count too: where a template takes one call a message, each becomes a message of its own.
+    times = sum(1 + len(message.tool_calls or ()) for message in messages)
+    size = len(json.dumps(variables, ensure_ascii=False))
+    if times > 1 and size * times > MOST_VARIABLE_CHARS:
+        raise bad_request(
+            f"`chat_template_kwargs` has {size:,} characters, which the model's template may write with each "
+            f"of {times:,} messages and calls; together they may be {MOST_VARIABLE_CHARS:,}. Say less in it, "
+            "or send fewer messages.",
+            "chat_template_kwargs",
+        )
+    return size * times
 
 
 async def text_tokens(codec: TextCodec, text: str, *, add_special_tokens: bool) -> list[int]:
