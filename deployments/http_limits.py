@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from cluster.http_config import HttpConfig
 from deployments.errors import ApiError
@@ -202,6 +204,7 @@ def timed_protocol(http: HttpConfig, goes_on: Callable[[], bool] = lambda: True)
             self.goes_on = goes_on
             super().connection_made(transport)
             self.parser = _Parser(self, self._plain_head)
+            self._cycles: deque[RequestResponseCycle] = deque()
             self._await_headers()
 
         def data_received(self, data: bytes) -> None:
@@ -257,6 +260,9 @@ def timed_protocol(http: HttpConfig, goes_on: Callable[[], bool] = lambda: True)
                 # `parse_url` takes no more than 64 KiB either, and this answers for every URL.
                 self.app, self.url = _headers_too_large, b"/"
             super().on_headers_complete()
+            while self._cycles and self._cycles[0].response_complete:
+                self._cycles.popleft()
+            self._cycles.append(self.cycle)
             self._part = _Part.BODY
             self._num_header_bytes = self._num_drained_bytes = self._num_bodiless_bytes = 0
             self._stop_reading()
@@ -288,6 +294,10 @@ def timed_protocol(http: HttpConfig, goes_on: Callable[[], bool] = lambda: True)
             """The connection ended."""
             self._stop_reading()
             self._stop_writing()
+            # uvicorn tells the request that came last, and not the one that is being answered before it.
+            for cycle in self._cycles:
+                cycle.disconnected = not cycle.response_complete
+                cycle.message_event.set()
             super().connection_lost(exc)
 
         def is_sending(self) -> bool:
