@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -43,6 +43,42 @@ _ANY_TIME_S = 1e9
 #: A client whose deadline passes cancels its call, mostly before the server sees that it has: what it is told
 #: of the deadline is rounded up to two digits or three, and was under way.
 _ROUNDED_UP, _CLOCKS_APART_S = 0.01, 0.05
+#: Those whose calls are cut off are told why, which takes a moment to reach them.
+_TOLD_S = 0.5
+
+_CUT_OFF = ApiError(
+    503,
+    "This front end was removed, and the time that its calls had to end is over. Send the call again: "
+    "another front end answers it, and goes on where this one stopped if it has an `idempotency-key`.",
+    code="draining",
+    retry_after_s=1.0,
+)
+
+
+class OpenCalls:
+    """Calls under way, which can be ended all at once with a reason; grpc itself gives none."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        self.are_cut_off = False
+
+    @contextlib.contextmanager
+    def with_one(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """While this call goes on, which ends when its limit is reached."""
+        self._limits.add(limit)
+        if self.are_cut_off:
+            self.cut_off()
+        try:
+            yield
+        finally:
+            self._limits.discard(limit)
+
+    def cut_off(self) -> None:
+        """End them now, and those that come."""
+        self.are_cut_off = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
 
 class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServicer):
@@ -53,8 +89,9 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
     it would stay unnoticed while the generator waits at its `yield`.
     """
 
-    def __init__(self, service: GenerationService, config: GrpcConfig) -> None:
+    def __init__(self, service: GenerationService, config: GrpcConfig, calls: OpenCalls) -> None:
         self._service = service
+        self._calls = calls
         self._default_deadline_s = config.default_deadline_s
         self._write_timeout_s = config.write_timeout_s
 
@@ -112,12 +149,15 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
         own = _left_s(context)
         try:
             async with asyncio.timeout(self._default_deadline_s if own is None else None) as limit:
-                if own is None:
-                    yield limit.when()
-                else:
+                ends_at = limit.when()
+                if own is not None:
                     left_s = own * (1.0 - _ROUNDED_UP) - _CLOCKS_APART_S
-                    yield asyncio.get_running_loop().time() + left_s
+                    ends_at = asyncio.get_running_loop().time() + left_s
+                with self._calls.with_one(limit):
+                    yield ends_at
         except TimeoutError:
+            if self._calls.are_cut_off:
+                await context.abort(*mapping.status(_CUT_OFF))
             await context.abort(*mapping.status(mapping.deadline_exceeded(self._default_deadline_s)))
 
 
@@ -142,6 +182,7 @@ def make_server(
     authenticator: Authenticator | None = None,
     idempotency: IdempotencyConfig | None = None,
     leaving: asyncio.Event | None = None,
+    calls: OpenCalls | None = None,
 ) -> grpc.aio.Server:
     """A server for the running event loop, bound to its port but not started.
 
@@ -154,6 +195,7 @@ def make_server(
         idempotency: how answers are kept for retries; as by default if None.
         leaving: set before it is stopped, so that nobody who watches its health, or may ask what services it
             has, keeps it from ending.
+        calls: those under way, for who cuts them off.
 
     Raises:
         RuntimeError: if the port cannot be had.
@@ -184,7 +226,7 @@ def make_server(
     generation = GenerationService(
         service, metrics, authenticator=authenticator, keyed=keyed, leaving=leaving
     )
-    servicer = GenerationServicer(generation, config)
+    servicer = GenerationServicer(generation, config, calls or OpenCalls())
     pb_grpc.add_GenerationServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)
@@ -224,12 +266,13 @@ class GrpcThread:
         self._port = config.port
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._leaving = asyncio.Event()
+        self._calls = OpenCalls()
         self._servers: list[grpc.aio.Server] = []  # one, and those that failed while their calls go on
 
         async def begun(service: ApiService) -> grpc.aio.Server:
             credentials = None if make_credentials is None else make_credentials()
             server = make_server(
-                config, service, metrics, credentials, authenticator, idempotency, self._leaving
+                config, service, metrics, credentials, authenticator, idempotency, self._leaving, self._calls
             )
             await server.start()
             self._servers.append(server)
@@ -280,7 +323,7 @@ class GrpcThread:
                 turn_new_connections_away(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new calls, and let those there are end within `timeout_s`; then they are cut off."""
+        """Take no new calls, and let those there are end within `timeout_s`; then they are told, and end."""
         stop = self._stop(timeout_s)
         try:
             self._loop.call_soon_threadsafe(self._leaving.set)
@@ -296,7 +339,12 @@ class GrpcThread:
             _log.warning("gRPC calls were not ended in order: %r", error)
 
     async def _stop(self, timeout_s: float) -> None:
-        await asyncio.gather(*(server.stop(timeout_s) for server in self._servers))
+        stops = [server.stop(timeout_s + _TOLD_S) for server in self._servers]
+        stopping = asyncio.gather(*stops)
+        await asyncio.wait({stopping}, timeout=timeout_s)
+        if not stopping.done():
+            self._calls.cut_off()
+        await stopping
 
     async def _empty(self, server: grpc.aio.Server) -> None:
         """Let the calls of a server that failed end."""

@@ -383,5 +383,9 @@ async def test_a_server_with_calls_that_do_not_end_is_drained_when_its_time_is_c
         assert not draining.done()
         async with asyncio.timeout(10.0):
             await asyncio.gather(draining, thread.drain(0.0))
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"This front end was removed") as caught:
             await reading
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        told = dict(caught.value.trailing_metadata() or ())
+        assert json.loads(told[ERROR_KEY])["code"] == "draining"
+        assert told[RETRY_KEY] == "1"
