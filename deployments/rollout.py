@@ -7,8 +7,9 @@ counts as there once it serves; one that goes gives its requests to the others (
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,8 @@ _FIXED = (
 _PORTS = ("http.port", "grpc.port")
 #: What Ray Serve calls an application of which something failed.
 _FAILURES = ("DEPLOY_FAILED", "UNHEALTHY")
+#: How it says that replicas wait for a machine.
+_LACKING = re.compile(r"required for each replica: (\{.*?\}), total resources available: (\{.*?\})")
 
 
 class RolloutError(Exception):
@@ -61,12 +64,14 @@ class Progress:
         message: why, where something failed.
         members: cells and front ends.
         old: ids of those that were there before the rollout.
+        unplaced: for what new ones wait that no machine has room for, for people; empty if none does.
     """
 
     status: str
     message: str
     members: tuple[Member, ...]
     old: frozenset[str]
+    unplaced: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -98,7 +103,7 @@ class Progress:
             new = [member for member in found if member.id not in self.old]
             ready = sum(member.state == "ready" for member in new)
             parts.append(f"{name}: {ready} of {len(new)} new ready, {len(found) - len(new)} old left")
-        return "; ".join(parts)
+        return "; ".join(filter(None, (*parts, self.unplaced)))
 
 
 def allowed(running: FlotillaConfig, wanted: FlotillaConfig, *, keeps_key: bool = True) -> FlotillaConfig:
@@ -141,8 +146,7 @@ def begin(wanted: FlotillaConfig, *, keeps_key: bool = True) -> Iterator[Progres
             Ray Serve has not told for a minute how far it is.
     """
     try:
-        front_end = serve.get_deployment_handle("FrontEnd", APP_NAME)
-        raw = front_end.configuration.remote().result(timeout_s=_CALL_TIMEOUT_S)
+        raw = _configuration()
         old = frozenset(member.id for member in asyncio.run(_members()))
     except Exception as error:  # a remote call: anything may come out of it
         raise RolloutError(
@@ -159,10 +163,23 @@ def begin(wanted: FlotillaConfig, *, keeps_key: bool = True) -> Iterator[Progres
         if status in _FAILURES and time.monotonic() - goes_on_at < _GIVEN_UP_S:
             status = ApplicationStatus.DEPLOYING.value
         message = " ".join(filter(None, (application.message, why_failed(application))))
-        progress = Progress(status, message, _members_if_told(), old)
+        members = _members_if_told()
+        progress = Progress(status, message, members, old, _unplaced(application, members))
         yield progress
         if progress.is_done or progress.has_failed:
             return
+
+
+def _configuration() -> dict[str, Any]:
+    """Of what serves."""
+    front_end = serve.get_deployment_handle("FrontEnd", APP_NAME)
+    try:
+        raw: dict[str, Any] = front_end.configuration.remote().result(timeout_s=_CALL_TIMEOUT_S)
+    finally:
+        # Else it tells Ray Serve of its calls for as long as the number of front ends is to follow the load,
+        # also once this process has left Ray, which it would join again for that.
+        front_end.shutdown()
+    return raw
 
 
 def _told() -> Iterator[ApplicationStatusOverview]:
@@ -198,6 +215,23 @@ def _goes_on(application: ApplicationStatusOverview) -> bool:
         and any(count for state, count in one.replica_states.items() if state != "RUNNING")
         for one in failed
     )
+
+
+def _unplaced(application: ApplicationStatusOverview, members: Sequence[Member]) -> str:
+    """What is lacking where Ray Serve has tried for half a minute to place who is new; it goes on trying.
+
+    It goes on saying so until they serve, so they are placed if as many tell of themselves as start.
+    """
+    told = []
+    for name, kind in (("Cell", "cell"), ("FrontEnd", "front_end")):
+        deployment = application.deployments.get(name)
+        lacking = deployment and _LACKING.search(deployment.message)
+        if not deployment or not lacking:
+            continue
+        placed = sum(member.kind == kind and member.state == "starting" for member in members)
+        if sum(n for state, n in deployment.replica_states.items() if state == "STARTING") > placed:
+            told.append(f"{name} waits for a machine with {lacking[1]}, of which {lacking[2]} is free")
+    return "; ".join(told)
 
 
 async def _members() -> list[Member]:

@@ -7,7 +7,7 @@ import io
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -188,11 +188,15 @@ def cells(trigger: str, message: str = "", **replicas: int) -> ApplicationStatus
     )
 
 
-def following(monkeypatch: pytest.MonkeyPatch, told: list[ApplicationStatusOverview]) -> list[Progress]:
+def following(
+    monkeypatch: pytest.MonkeyPatch, told: list[ApplicationStatusOverview], there: Sequence[Member] = ()
+) -> list[Progress]:
     """What is seen of a rollout of which Ray Serve tells this."""
 
+    left: list[str] = []
+
     async def members() -> list[Member]:
-        return []
+        return list(there)
 
     class FrontEnd:
         def __getattr__(self, _: str) -> FrontEnd:
@@ -201,6 +205,9 @@ def following(monkeypatch: pytest.MonkeyPatch, told: list[ApplicationStatusOverv
         def remote(self) -> FrontEnd:
             return self
 
+        def shutdown(self) -> None:
+            left.append("FrontEnd")
+
         def result(self, timeout_s: float) -> object:
             return RUNNING.model_dump(mode="json")
 
@@ -208,7 +215,10 @@ def following(monkeypatch: pytest.MonkeyPatch, told: list[ApplicationStatusOverv
     monkeypatch.setattr(rollout.serve, "run_many", lambda *_, **__: None)
     monkeypatch.setattr(rollout, "_members", members)
     monkeypatch.setattr(rollout, "_told", lambda: iter(told))
-    return list(rollout.begin(wanted()))
+    seen = list(rollout.begin(wanted()))
+    # Its calls were told to Ray Serve for ever else, with a traceback once the command had left Ray.
+    assert left == ["FrontEnd"]
+    return seen
 
 
 def test_a_new_cell_that_is_lost_before_the_old_ones_have_ended_is_not_the_end_of_a_rollout(
@@ -241,6 +251,23 @@ def test_why_new_cells_cannot_start_is_said_without_where_in_the_code(
         seen.message
         == "Failed to update the deployments ['Cell']. Cell: RuntimeError: the cell could not start"
     )
+
+
+def test_what_new_cells_wait_for_is_said_until_they_have_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command said for ever that none of none was ready."""
+    lacking = (
+        "Deployment 'Cell' in application 'flotilla' has 1 replicas that have taken more than 30s to be "
+        'scheduled. Resources required for each replica: {"GPU": 1.0}, total resources available: {}. Use '
+        "`ray status` for more details."
+    )
+    application = cells("CONFIG_UPDATE_STARTED", lacking, STARTING=1, RUNNING=1)
+    application.status = ApplicationStatus.DEPLOYING
+    there = [member("cell", "old-cell"), member("front_end", "new")]
+    (seen,) = following(monkeypatch, [application], there)
+    assert seen.summary().endswith('; Cell waits for a machine with {"GPU": 1.0}, of which {} is free')
+    placed = [*there, member("cell", "new-cell", "starting")]
+    (seen,) = following(monkeypatch, [application], placed)
+    assert seen.summary().endswith(" old left")
 
 
 def test_while_nobody_tells_who_is_there_it_is_not_said_that_nobody_is() -> None:
