@@ -274,6 +274,13 @@ class FrontEnd(GrpcReplica):
     def _pool(self) -> PoolHandle | None:
         return PoolHandle(self._cell) if self._config.http.admin else None
 
+    def _begin_to_listen(self) -> None:
+        if self._config.http.direct:
+            self._listen()
+        self._listen_grpc()
+        if self._config.metrics.port is not None:
+            serve_metrics(self._gatherer, self._config.metrics.host, self._config.metrics.port)
+
     def _listen(self) -> None:
         """Serve HTTP from a thread of this replica: each token is spared the way through Serve's proxy.
 
@@ -362,11 +369,8 @@ class FrontEnd(GrpcReplica):
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor; the front end counts as there once it has returned."""
         await cells_serve(self._directory, self._id, served_target(self._config.target))
-        if self._config.http.direct:
-            self._listen()
-        self._listen_grpc()
-        if self._config.metrics.port is not None:
-            serve_metrics(self._gatherer, self._config.metrics.host, self._config.metrics.port)
+        if not self._is_draining:  # else removed meanwhile: it would take requests and not end
+            self._begin_to_listen()
         self._is_starting = False
         # Serve's proxy sends the header itself, with the id it also passes in.
         return self._make_app(self._service, sends_request_id=False)

@@ -178,3 +178,28 @@ def test_connections_are_kept_a_while_where_another_front_end_stays(stays: bool)
     goes, other = (Member(kind="front_end", id=name, node="n", state="draining") for name in ("a", "b"))
     heard = [cell("ready"), goes, Member(kind="front_end", id="c", node="n") if stays else other]
     assert replica._another_stays(SimpleNamespace(_directory=Heard(heard))) is stays
+
+
+@pytest.mark.parametrize("goes", [True, False])
+async def test_who_is_removed_before_it_listens_never_does(
+    goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began to, took requests for as long as streams may last, and broke those that it had then."""
+    done: list[str] = []
+    starting = SimpleNamespace(
+        _config=FlotillaConfig.model_validate({"target": {"path": "unused"}}),
+        _directory=Heard(),
+        _id="a",
+        _is_draining=False,
+        _begin_to_listen=lambda: done.append("listens"),
+        _make_app=lambda *_, **__: None,
+        _service=None,
+    )
+
+    async def cells_serve(*_: object) -> None:
+        starting._is_draining = goes
+
+    monkeypatch.setattr("deployments.front_end.cells_serve", cells_serve)
+    replica: Any = FrontEnd.__mro__[1]
+    await replica.__serve_build_asgi_app__(starting)
+    assert done == ([] if goes else ["listens"])
