@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -24,6 +25,9 @@ from deployments.tools import ToolUse
 
 #: Longer texts are tokenized in a thread, and more tokens decoded.
 INLINE_CHARS = 8192
+# Texts longer than this are tokenized one at a time: while it is, a megabyte takes some 200 MB of memory.
+MOST_BESIDE_CHARS = 1 << 20
+_one_by_one = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-texts")
 #: Longer bodies are checked in a thread: a megabyte of ids, or of short parts, takes tenths of a second.
 INLINE_BYTES = 1 << 15
 # Log-probabilities of a prompt come as one message; so many are some 16 MiB.
@@ -135,10 +139,11 @@ async def chat_tokens(
     knows_tools = codec.knows_tools
     num_variable_chars = _num_variable_chars(variables, messages)
     num_chars = sum(message.num_chars for message in messages) + num_variable_chars
-    return await in_thread_if(
+    return await _tokenized(
+        num_chars,
         # How long tools and documents are is not known before the template has written them; few are short.
-        use.parses or bool(documents) or num_chars > INLINE_CHARS,
-        lambda: codec.encode_chat(
+        is_long=use.parses or bool(documents),
+        work=lambda: codec.encode_chat(
             for_template(
                 messages,
                 use,
@@ -177,9 +182,14 @@ def _num_variable_chars(variables: dict[str, object] | None, messages: Sequence[
 
 async def text_tokens(codec: TextCodec, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a plain prompt."""
-    return await in_thread_if(
-        len(text) > INLINE_CHARS, partial(codec.encode, text, add_special_tokens=add_special_tokens)
-    )
+    return await _tokenized(len(text), partial(codec.encode, text, add_special_tokens=add_special_tokens))
+
+
+async def _tokenized(num_chars: int, work: Callable[[], list[int]], *, is_long: bool = False) -> list[int]:
+    """Token ids of a text that has at least so many characters."""
+    if num_chars > MOST_BESIDE_CHARS:
+        return await asyncio.get_running_loop().run_in_executor(_one_by_one, work)
+    return await in_thread_if(is_long or num_chars > INLINE_CHARS, work)
 
 
 def opens_turn(asked: bool | None, *, continues: bool | None) -> bool:
