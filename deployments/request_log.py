@@ -69,6 +69,7 @@ class EndedRequest:
             "ttft_ms": receipt["time_to_first_token_ms"],
             "tpot_ms": receipt["tpot_ms"],
             "e2e_ms": receipt["e2e_ms"],
+            "tier_served": receipt["tier"]["served"],
             "slo_met": receipt["slo"]["met"],
             "verified_tokens": speculation["num_verified_tokens"],
             "accepted_tokens": speculation["num_accepted_draft_tokens"],

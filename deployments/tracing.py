@@ -9,6 +9,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cluster.observability_config import TelemetryConfig
 from deployments.openai_responses import ChatFormat
 from deployments.request_log import EndedRequest, listen
@@ -22,6 +24,7 @@ _NAMES = {
     "finish_reasons": "gen_ai.response.finish_reasons",
     "request_id": "flotilla.request_id",
     "tier": "flotilla.tier",
+    "tier_served": "flotilla.tier_served",
     "slo_met": "flotilla.slo.attained",
     "verified_tokens": "flotilla.verified_tokens",
     "accepted_tokens": "flotilla.accepted_tokens",
@@ -128,9 +131,11 @@ def _attributes(request: EndedRequest, model: str) -> dict[str, Any]:
         **{name: summary[key] for key, name in _NAMES.items() if summary.get(key) is not None},
         "flotilla.drafters": sorted(summary.get("drafters", {})),
     }
-    objective = request.call.terms.objective
+    # After a downgrade those of the lower tier: what was attained is of them.
+    call = request.call
+    targets = call.receipt()["slo"] if call.outcomes else msgspec.structs.asdict(call.terms.objective)
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        wanted, got = getattr(objective, name), summary.get(name)
+        wanted, got = targets[name], summary.get(name)
         if wanted is not None:
             attributes[f"flotilla.slo.{name}"] = wanted
         if got is not None:

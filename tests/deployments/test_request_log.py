@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from cluster.logs import PACKAGES, configure_logs
 from cluster.observability_config import LogConfig, TelemetryConfig
 from cluster.security_config import SecurityConfig
-from cluster.stream_messages import Rejected
+from cluster.stream_messages import Objective, Rejected, Terms
 from deployments import request_log
 from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
@@ -262,6 +262,34 @@ async def test_a_request_is_a_trace_at_a_real_collector(
     first_ms, end_ms = metrics["time_to_first_token_ms"], metrics["e2e_ms"]
     assert lengths_ms == pytest.approx([1.0, first_ms - 1.0, end_ms - first_ms], abs=1e-2)
     assert children[0].end_time_unix_nano == children[1].start_time_unix_nano
+
+
+@pytest.mark.usefixtures("listeners")
+async def test_after_a_downgrade_the_objectives_told_are_those_that_were_attained(
+    http: httpx.AsyncClient,
+    cell: CellStandIn,
+    collector: tuple[str, list[ExportTraceServiceRequest]],
+    log_file: Path,
+) -> None:
+    """A span had the objective asked for, 1 ms, a latency of 1,123 ms, and that it was attained."""
+    endpoint, received = collector
+    tracer = trace_requests(TelemetryConfig(otlp_endpoint=endpoint), "fe-1")
+    assert tracer is not None
+    cell.terms = Terms(tier="bulk", objective=Objective(e2e_ms=60_000.0), priority=1)
+    body = {"prompt": "x", "max_tokens": 4, "service_tier": "fast"}
+    answer = await http.post("/v1/completions", json=body)
+    assert answer.json()["metrics"]["tier"]["served"] == "bulk"
+    await tracer.leave(10.0)
+    (exported,) = received
+    (top,) = [one for one in exported.resource_spans[0].scope_spans[0].spans if "completion" in one.name]
+    attributes = {one.key: one.value for one in top.attributes}
+    assert attributes["flotilla.slo.attained"].bool_value is True
+    assert attributes["flotilla.slo.e2e_ms"].double_value == 60_000.0
+    assert "flotilla.slo.tpot_ms" not in attributes
+    assert attributes["flotilla.tier"].string_value == "fast"
+    assert attributes["flotilla.tier_served"].string_value == "bulk"
+    (line,) = [json.loads(line) for line in log_file.read_text().splitlines()]
+    assert (line["tier"], line["tier_served"], line["slo_met"]) == ("fast", "bulk", True)
 
 
 @pytest.mark.usefixtures("listeners")
