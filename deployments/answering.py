@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Call:
         outcomes: of the choices that have finished.
         num_streamed: output tokens so far, of a stream.
         num_kept: choices returned for each prompt, the likeliest of those generated; None for all.
+        num_rejected: choices answered with a refusal, by code and tier; these too if no cell takes them.
     """
 
     updates: AsyncGenerator[Update, None]
@@ -64,6 +66,7 @@ class Call:
     outcomes: dict[int, ChoiceOutcome] = field(default_factory=dict)
     num_streamed: int = 0
     num_kept: int | None = None
+    num_rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def is_finished(self) -> bool:
@@ -188,6 +191,8 @@ async def translated(call: Call) -> AsyncGenerator[Update, None]:
                         request.finish_reasons[update.choice] = update.finish_reason or ""
                     yield update
         except RequestRejected as error:
+            # Not where cells are asked: how many they refuse until the others are given up is chance.
+            call.num_rejected[error.rejected.code, call.terms.tier] += len(call.states)
             raise from_rejection(error.rejected, call.prompt_field) from error
         except CellLost as error:
             raise not_ready(f"The model was lost while it worked on this request ({error}).") from error

@@ -255,7 +255,6 @@ class ApiService:
         constraint = await self._constraints.resolve(request, use, info.vocab_size)
         prompts, prompt_field = await prompts_of(request, self._codec, info, use, self.tool_parser)
         bad_words = self._codec.bad_word_tokens(request.bad_words)
-        is_best_of = mapping.chooses_best(request)
         num_choices = (isinstance(request, CompletionRequest) and request.best_of) or request.n or 1
         call_id = call_id or new_call_id(request_id)
         choices: list[AsyncGenerator[Update, None]] = []
@@ -318,7 +317,8 @@ class ApiService:
             or speculation.trace,
             request_id=request_id,
             request=request,
-            num_kept=(request.n or 1) if is_best_of else None,
+            num_kept=(request.n or 1) if mapping.chooses_best(request) else None,
+            num_rejected=self.client.num_rejected,
         )
 
     def tool_use(self, request: GenerationRequest) -> ToolUse:

@@ -57,9 +57,10 @@ class CellClients:
             are others.
 
     Attributes:
-        num_resubmitted: requests sent again.
+        num_resubmitted: requests sent again because their cell was lost.
         num_silent: connections given up as the cell gave no sign of life.
-        num_rejected: requests that no cell took, by code and tier.
+        num_rejected: requests answered with a refusal, by code and tier; counted by who answers, as those
+            that are choices of one answer are refused together.
     """
 
     def __init__(
@@ -308,10 +309,10 @@ class CellClients:
         request, loads = pending.request, [connection.load() for connection in candidates.values()]
         connection = candidates[self._router.choose(request, loads)]
         message = pending.next_life(connection.member.id)
-        if pending.sent > 1:
-            self.num_resubmitted += 1
         if message is None:
             return
+        self.num_resubmitted += pending.was_lost
+        pending.was_lost = False
         if len(there) > 1 or self._source.poll_s is not None:
             shared = self._router.placed(request, connection.load())
             to_read = len(request.prompt) - shared + len(pending.output)
@@ -347,7 +348,6 @@ class CellClients:
         loop = asyncio.get_running_loop()
         pending.refused(rejected)
         if rejected.code not in (PASSING_IF_PROMISED if pending.is_promised else PASSING):
-            self.num_rejected[rejected.code, pending.request.tier] += 1
             self._fail(pending, RequestRejected(rejected))
             return
         if rejected.code == "draining":
@@ -371,7 +371,6 @@ class CellClients:
             pause_s = max(_REFUSED_PAUSE_S, _ASK_PAUSE_S * num_waiting)
             loop.call_later(pause_s, self._place_again, pending)
         else:
-            self.num_rejected[rejected.code, pending.request.tier] += 1
             self._fail(pending, RequestRejected(rejected))
 
     def _place_again(self, pending: Pending) -> None:

@@ -50,6 +50,7 @@ class Pending:
         is_promised: a cell has taken it, or may have: it is no longer turned away for what passes by itself.
         is_cancelled: the caller wants no more than its receipt.
         is_ended: somebody else had it ended, and no further cell is to have it.
+        was_lost: its cell was lost, and it was not sent to one since.
         has_fled: whether it has left a cell whose target was away. It does so once: should its prompt be what
             ends targets, it does not go from cell to cell.
         refused_by: cells that refused it since it was last taken.
@@ -70,6 +71,7 @@ class Pending:
     is_promised: bool = False
     is_cancelled: bool = False
     is_ended: bool = False
+    was_lost: bool = False
     has_fled: bool = False
     refused_by: set[str] = field(default_factory=set)
     turned_away: Rejected | None = None
@@ -133,7 +135,7 @@ class Pending:
     def lost(self) -> None:
         """The connection to its cell ended."""
         self.cell = self.wire_id = ""
-        self.is_promised = True
+        self.is_promised = self.was_lost = True
         self.refused_at = None
         self.ask_all()
 

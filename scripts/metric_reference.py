@@ -38,6 +38,8 @@ scrape_configs:
 All samples of a cell carry the label `cell`, those of a front end `front_end`: an id that is new after every
 restart. Counters are raw: rates, shares and means are left to queries. Times of requests are those of the
 cell, from the arrival of a request there; `flotilla_http_request_duration_seconds` is what a client sees.
+Each choice for each prompt (`n`, `best_of`) is a request of its own to cells, and as such in what they count
+and in `flotilla_front_end_requests_rejected_total`; what counts HTTP requests and gRPC calls has them as one.
 
 - **TPOT** is a request's mean time per output token after the first. The gap between events, which others
   export under that name, is another thing where several tokens come at once.

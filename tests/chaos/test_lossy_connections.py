@@ -356,7 +356,7 @@ def test_every_token_is_given_once_whatever_connections_and_cells_do(
 
 def test_stories_have_losses() -> None:
     rng = random.Random(4)
-    assert sum(run(story(drawn(rng), number)) for number in range(30)) > 100
+    assert sum(run(story(drawn(rng), number)) for number in range(60)) > 100
 
 
 def drawn(rng: random.Random) -> list[tuple[str, int]]:

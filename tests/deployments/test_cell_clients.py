@@ -77,12 +77,12 @@ async def test_a_refusal_is_passed_on_only_after_all_have_refused(
     one.reject = FULL
     found = await asyncio.gather(*(tokens_of(clients, submission(9)) for _ in range(6)))
     assert found == [list(range(9))] * 6
+    assert clients.num_resubmitted == 0, "no cell was lost: one refused what the other took"
     two.reject = FULL
     before = len(one.submissions) + len(two.submissions)
     with pytest.raises(RequestRejected, match="full"):
         await tokens_of(clients, submission(9))
     assert len(one.submissions) + len(two.submissions) == before + 2
-    assert clients.num_rejected == {("queue_full", "default"): 1}, "what another cell took was not refused"
 
 
 async def test_what_is_wrong_with_a_request_is_told_by_the_first_cell(
@@ -95,7 +95,6 @@ async def test_what_is_wrong_with_a_request_is_told_by_the_first_cell(
     with pytest.raises(RequestRejected, match="too long"):
         await tokens_of(clients, submission(9))
     assert sum(len(stand_in.submissions) for stand_in in stand_ins) == 1
-    assert clients.num_rejected == {("prompt_too_long", "default"): 1}
 
 
 async def test_a_cell_that_starts_is_spared_while_others_serve(clients: CellClients, listed: Listed) -> None:
