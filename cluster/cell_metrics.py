@@ -11,6 +11,7 @@ from cluster.cost_model import PER_CALL
 from cluster.metric_catalog import CAUSES, OBJECTIVES, REFUSALS
 from cluster.metric_set import MetricSet
 from cluster.placement import instance_names
+from cluster.requests import GRAMMAR
 from cluster.selector_regret import estimated_regret
 from cluster.stream_messages import Receipt, Submit, Terms
 from cluster.violations import DecodeTimes, causes, missed
@@ -305,6 +306,8 @@ class CellMetrics:
         totals, calibration = core.totals, core.planner.calibration
         for drafter, tokens in totals.verified_by_drafter.items():
             self.set.grow(core, "flotilla_drafter_tokens_total", tokens, drafter, "verified")
+            if drafter == GRAMMAR:  # has no calls of which it could be counted; what it adds is verified
+                self.set.grow(core, "flotilla_drafter_tokens_total", tokens, drafter, "drafted")
         for drafter, tokens in totals.accepted_by_drafter.items():
             self.set.grow(core, "flotilla_drafter_tokens_total", tokens, drafter, "accepted")
         for drafter in calibration.depths.reached:

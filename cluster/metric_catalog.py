@@ -140,7 +140,7 @@ _SPECULATION = (
     _counter("flotilla_accepted_tokens_total", "Draft tokens accepted."),
     _counter(
         "flotilla_drafter_tokens_total",
-        "Tokens by kind of drafter: drafted, verified, accepted.",
+        "Tokens by kind of drafter: drafted (also too late, or for who was gone), verified, accepted.",
         "drafter",
         "outcome",
     ),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster import forced_tokens
 from cluster.adapter_config import AdapterConfig
 from cluster.cell_metrics import CellMetrics
 from cluster.cell_stats import CellStats
@@ -24,6 +25,7 @@ from cluster.violations import DecodeTimes
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
+from verifier.messages import Verdict
 
 
 class MeasuredWorld(World):
@@ -146,6 +148,18 @@ def test_an_idle_cell_uses_no_kv_slots(is_cancelled: bool) -> None:
     assert world.target.held
     assert world.value("flotilla_kv_cache_usage_ratio") == 0
     assert CellStats().measure(world.core, world.now)["kv_use"] == 0
+
+
+def test_tokens_of_a_grammar_are_drafted_ones_by_drafter_too() -> None:
+    """Without drafters, structured outputs had three tokens drafted in all, by nobody."""
+    world = MeasuredWorld(7, "fixed")
+    verdict = Verdict(request_id="r", tokens=[1, 2, 3], num_forced=3, num_forced_accepted=2)
+    for number in (1, 2):
+        forced_tokens.count(world.core.totals, verdict)
+        for outcome, tokens in (("drafted", 3), ("verified", 3), ("accepted", 2)):
+            assert world.value(f"flotilla_{outcome}_tokens_total") == number * tokens
+            name, labels = "flotilla_drafter_tokens_total", {"drafter": "grammar", "outcome": outcome}
+            assert world.value(name, **labels) == number * tokens
 
 
 def test_tokens_depths_and_predictions_add_up() -> None:
