@@ -46,7 +46,8 @@ STEPS = Board(
                 ),
                 series(
                     "Share of phases",
-                    "The same as shares of the time in iterations.",
+                    "The same as shares of their sum. That is above the time of iterations by what was "
+                    "scheduled while the target worked; other is what the rest leaves of it, maybe nothing.",
                     "percentunit",
                     (f"{_PHASES} / scalar({rate('flotilla_step_phase_seconds_total')})", "{{phase}}"),
                     maximum=1,
