@@ -38,8 +38,8 @@ REFUSALS_AT_THE_DOOR = ("invalid_api_key", "permission_denied", "rate_limit_exce
 _REQUESTS = (
     _counter(
         "flotilla_requests_total",
-        "Requests ended, by reason: stop, length, cancelled (by the client), invalid (what the answer had to "
-        "look like could not be followed), error.",
+        "Requests ended, by reason: stop, length, cancelled (by the client, or by a time limit), invalid "
+        "(what the answer had to look like could not be followed), error.",
         "finish_reason",
         "tier",
     ),

@@ -46,10 +46,10 @@ and in `flotilla_front_end_requests_rejected_total`; what counts HTTP requests a
 - **Attainment** is `flotilla_slo_requests_total{{attained="true"}}` over all, of one objective or of `all`
   that a request has together. **Goodput** is counted twice, in requests and in their output tokens: of those
   that had objectives and attained all of them. A request that ended with `error` attained none; one that its
-  client gave up on, or whose answer could not look as it had to (`invalid`), counts in neither. Of one that
-  a lost cell had begun, the cell that ends it judges the time per token since then alone, and observes no
-  TTFT and no time to the last token; its receipt tells all three by the front end's clock,
-  the outage included.
+  client gave up on, that ran into `http.request_timeout_s` or a deadline (`cancelled`, too), or whose answer
+  could not look as it had to (`invalid`), counts in neither. Of one that a lost cell had begun, the cell
+  that ends it judges the time per token since then alone, and observes no TTFT and no time to the last
+  token; its receipt tells all three by the front end's clock, the outage included.
 - **Violations** have one cause each of {", ".join(f"`{name}`" for name in CAUSES)}: what
   took most above its share of the time that the objective allows (`cluster/violations.py`); `other` for those
   that ended with `error`.
