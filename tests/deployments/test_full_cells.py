@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from cluster.stream_messages import Submit
+from cluster.stream_messages import Rejected, Submit
 from deployments.api_service import ApiService
 from deployments.cell_clients import CellClients
 from deployments.openai_api import create_app
@@ -50,7 +50,11 @@ async def test_what_another_cell_took_was_not_refused(cell: CellStandIn, listed:
         assert not service.client.num_rejected
         two.reject = FULL
         assert await ask() == 429
-    assert service.client.num_rejected == {("queue_full", "default"): 1}
+        assert service.client.num_rejected == {("queue_full", "default"): 1}
+        # And what the first cell tells for all is refused once.
+        one.reject = two.reject = Rejected(request_id="", code="prompt_too_long", message="too long")
+        assert await ask() == 400
+    assert service.client.num_rejected == {("queue_full", "default"): 1, ("prompt_too_long", "default"): 1}
     await service.close()
 
 
