@@ -124,22 +124,26 @@ def test_claims_of_the_papers() -> None:
     assert f"{papers} of the papers' {whole} claims hold" in (DOCS.parent / "README.md").read_text()
 
 
-def test_policies_with_the_costlier_target() -> None:
+@pytest.mark.parametrize(
+    ("name", "section", "num_loads"),
+    [("compare", "## What a comparison shows", 5), ("compare-deep", "### A costlier target", 4)],
+)
+def test_policies_side_by_side(name: str, section: str, num_loads: int) -> None:
     """The record holds means over seeds; ratios of goodput are of those."""
-    found = table("benchmarks.md", "| requests that met their objective", "### A costlier target")
+    found = table("benchmarks.md", "| requests that met their objective", section)
     rows = {row[0].strip("`"): row[1:] for row in found}
-    points = record("compare-deep")["summary"]
+    points = record(name)["summary"]
     for place, point in enumerate(points):
         figures = {one["policy"].partition(":")[0]: one for one in point["policies"]}
         for policy, one in figures.items():
-            name = "fixed`, depth 3" if policy == "fixed" else policy
-            assert as_written(100 * one["attainment"]["mean"], numbers(rows[name][place])[0], 0), policy
-        goodput = {name: one["goodput_tokens_per_s"]["mean"] for name, one in figures.items()}
+            row = rows["fixed`, depth 3" if policy == "fixed" else policy]
+            assert as_written(100 * one["attainment"]["mean"], numbers(row[place])[0], 0), policy
+        goodput = {policy: one["goodput_tokens_per_s"]["mean"] for policy, one in figures.items()}
         best = point["against_best"][0]["baseline"].partition(":")[0]
         for label, other, digits in (("that other", best, 2), ("`autoregressive`", "autoregressive", 1)):
             said = numbers(rows[f"goodput in tokens, `flotilla` to {label}".strip("`")][place])[0]
             assert as_written(goodput["flotilla"] / goodput[other], said, digits), (point["key"], label)
-    assert len(points) == 4
+    assert len(points) == num_loads
 
 
 def test_policies_since_prompts_wait_for_nobody() -> None:
