@@ -225,12 +225,29 @@ def test_a_mode_that_is_named_twice_is_served_once(monkeypatch: pytest.MonkeyPat
 
     def run(options: VllmOptions) -> dict[str, Any]:
         asked.append(options)
-        return {}
+        return {"differences": []}
 
     monkeypatch.setattr("benchmarks.vllm_peer.run", run)
     result = runner.invoke(app, ["vllm", "--mode", "ngram", "--mode", "base", "--mode", "ngram"])
     assert result.exit_code == 0, result.output
     assert asked[0].modes == ("ngram", "base")
+
+
+@pytest.mark.parametrize(
+    ("command", "runs"),
+    [
+        ("engine", "engine_run.run"),
+        ("pool", "pool.run"),
+        ("pipeline", "pipeline.run"),
+        ("vllm", "vllm_peer.run"),
+    ],
+)
+@pytest.mark.parametrize("proven", [True, False])
+def test_outputs_that_differ_end_a_command_with_an_error_unless_at_near_ties(
+    command: str, runs: str, proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"benchmarks.{runs}", lambda options: {"differences": [{"proven": proven}]})
+    assert runner.invoke(app, [command]).exit_code == (0 if proven else 1)
 
 
 def test_a_variant_without_a_name_is_told() -> None:
