@@ -150,9 +150,9 @@ def run(options: EngineOptions) -> dict[str, Any]:
         threads = best_threads(reference, encoded[0])
     baselines = [PLAIN, GENERATE] if options.peers else [PLAIN]
 
-    def keep(comparison: Comparison, judged: Sequence[Judged] = ()) -> dict[str, Any]:
+    def keep(comparison: Comparison, judged: Sequence[Judged] | None = None) -> dict[str, Any]:
         record = to_json(comparison, OWN, baselines) | {
-            "differences": judged,
+            "differences": judged,  # None until all rounds are done
             "options": asdict(options) | {"api_key": None},
             **environment.of_cell(config, __name__),
             "target": os.path.basename(reference.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -24,25 +25,27 @@ class GreedyDifferences:
 
     Attributes:
         end_tokens: that end an output.
-        num_outputs, num_different: by whose outputs they are.
+        num_outputs: by whose they are.
     """
 
     end_tokens: Sequence[int]
     num_outputs: dict[str, int] = field(default_factory=dict)
-    num_different: dict[str, int] = field(default_factory=dict)
     _held: list[tuple[str, Task, list[int], list[int]]] = field(default_factory=list)
+
+    @property
+    def num_different(self) -> dict[str, int]:
+        """Outputs that differ, by whose they are."""
+        held = Counter(name for name, *_ in self._held)
+        return {name: held[name] for name in self.num_outputs}
 
     def compare(
         self, name: str, tasks: Sequence[Task], expected: Sequence[list[int]], found: Sequence[list[int]]
     ) -> None:
         """Compare outputs of the same tasks; one that is missing differs."""
-        different = 0
         for place, (first, second) in enumerate(zip_longest(expected, found)):
             if first is None or second is None or not same_text(first, second, self.end_tokens):
-                different += 1
                 self._held.append((name, tasks[place], first or [], second or []))
         self.num_outputs[name] = self.num_outputs.get(name, 0) + len(expected)
-        self.num_different[name] = self.num_different.get(name, 0) + different
 
     def judge(self, reference: Callable[[], Reference]) -> list[Judged]:
         """Each difference, whose it is, and whether it is shown to be a near tie of the target (`proven`).

@@ -3,7 +3,8 @@
 Bifet and Gavalda, "Learning from Time-Changing Data with Adaptive Windowing" (SDM 2007): everything counts
 until the newest part of it differs from the rest by more than chance allows; then that part counts alone. The
 newest part may be of any length, so a small change is found as well, after more tokens. What came long ago is
-kept in coarser pieces, so that their number grows with the logarithm of the tokens.
+kept in coarser pieces, so that their number grows with the logarithm of the tokens. Where the paper has a
+bound for any numbers, here is a two-sample test of rates.
 """
 
 from __future__ import annotations
