@@ -164,10 +164,11 @@ class Door:
     def _schedule(self, newcomer: Newcomer, terms: Terms, *, is_promised: bool = False) -> Schedule:
         """When those here and the newcomer would begin and end; the rule says who is admitted now."""
         cell, now = newcomer.cell, newcomer.now
-        running, drafts = cell.running.values(), bool(cell.pool.drafters)
+        drafts = bool(cell.pool.drafters)
         if cell.verifier is None:
             return self._in_turn(newcomer.queue_in_order(), cell, now)
         standing = newcomer.standing(terms)
+        running = standing.running
         if standing.ahead is None:
             return self.forecast.schedule(running, (), is_full=False, drafts=drafts, starts_only=True)
         passing = expected(
@@ -181,7 +182,7 @@ class Door:
             is_promised=is_promised,
         )
         return self.forecast.schedule(
-            running, standing.ahead, is_full=True, drafts=drafts, starts_only=True, passing=passing
+            running, standing.queued, is_full=True, drafts=drafts, starts_only=True, passing=passing
         )
 
     def _in_turn(self, ordered: Sequence[Request], cell: Cell, now: float) -> Schedule:

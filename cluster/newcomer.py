@@ -38,10 +38,14 @@ class Standing:
         request: what it would be.
         ahead: who of those waiting is expected to be admitted before it, in that order; None if it would
             be admitted now.
+        running: who runs when those are who are admitted now, for whom others may give way.
+        queued: who of those ahead waits on then.
     """
 
     request: Request
     ahead: list[Request] | None
+    running: list[Request]
+    queued: list[Request]
 
 
 @dataclass(slots=True)
@@ -75,7 +79,14 @@ class Newcomer:
         place = bisect_right(waiting, arrival_order(request), key=arrival_order)
         queue = [*waiting[:place], request, *waiting[place:]]
         context = batcher.context(self.now, cell.free_slots, cell.planner.step_s)
-        return Standing(request, batcher.ahead_of(request, queue, running, context))
+        turn = batcher.ahead_of(request, queue, running, context)
+        begin, leave = turn.admission.admitted, turn.admission.preempted
+        remaining = [one for one in running if one not in leave] if leave else [*running]
+        remaining += [one for one in begin if one is not request]
+        ahead = turn.ahead or []
+        return Standing(
+            request, turn.ahead, remaining, [r for r in ahead if r not in begin] if begin else ahead
+        )
 
     def queue_in_order(self) -> list[Request]:
         """Those who wait, as they are expected to be admitted if nobody comes."""

@@ -40,6 +40,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         background_headroom: the same for next to none to be late for the sake of the background.
         tier_priorities: of service tiers by name, where they have one.
         shares_prompts: whether the target keeps a common beginning of prompts once.
+        is_answered: whether the call under way counts as answered, as where it is asked who comes next.
     """
 
     now: float
@@ -61,6 +62,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
     background_headroom: float = 0.0
     tier_priorities: Mapping[str, int] = {}
     shares_prompts: bool = False
+    is_answered: bool = False
 
     def room(self, running: Collection[Request], max_running: int | None = None) -> Room:
         """Room for more beside those running, of whom there may be fewer than `max_running` of the step."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from cluster.batching.background import comes_behind, taking_part
 from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack, TakesPlaces
 from cluster.batching.common import has_objective
@@ -18,6 +20,20 @@ from cluster.drafter_pool import DrafterPool
 from cluster.headroom import BackgroundHeadroom, Headroom
 from cluster.requests import Request
 from cluster.running_mean import RunningMean
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When one of those waiting is expected to be admitted.
+
+    Attributes:
+        ahead: who of the others is before it, in order; None if it is admitted now, or as soon as the call
+            under way is answered and who is in it can give way.
+        admission: of whom that is so besides.
+    """
+
+    ahead: list[Request] | None
+    admission: Admission
 
 
 @dataclass(slots=True)
@@ -80,13 +96,15 @@ class Batcher:
         waiting: Sequence[Request],
         running: Collection[Request],
         context: BatchContext,
-    ) -> list[Request] | None:
-        """Who is expected to be admitted before one of those waiting, in order; None if it would be now."""
+    ) -> Turn:
+        """When one of those waiting is expected to be admitted."""
         held = self._held_back(waiting, running, context)
-        if newcomer in self.fair.proposed(self.rule, waiting, running, context, held).admitted:
-            return None
+        context = replace(context, is_answered=True)
+        admission = self.fair.proposed(self.rule, waiting, running, context, held)
+        if newcomer in admission.admitted:
+            return Turn(None, admission)
         ordered = self._in_order(waiting, context, held)
-        return ordered[: ordered.index(newcomer)]
+        return Turn(ordered[: ordered.index(newcomer)], admission)
 
     def _in_order(
         self, waiting: Sequence[Request], context: BatchContext, held: frozenset[Request]

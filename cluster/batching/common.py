@@ -14,6 +14,11 @@ IN_CALL = (State.VERIFYING, State.PREFILL_SENT)
 DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
+def may_leave(request: Request, context: BatchContext) -> bool:
+    """Whether a running request may be preempted: the target is not working on it."""
+    return context.is_answered or request.state not in IN_CALL
+
+
 def arrival_order(request: Request) -> tuple[int, int]:
     """First come, first served within each of the request's own priority levels (lower is earlier)."""
     return (request.submit.priority, request.order)

@@ -15,7 +15,6 @@ from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
 from cluster.batching.common import (
     DECODING,
-    IN_CALL,
     arrival_order,
     awaits_drafts,
     batch_limit,
@@ -24,6 +23,7 @@ from cluster.batching.common import (
     has_objective,
     iteration_s,
     make_room,
+    may_leave,
     tokens_left,
     tpot_s,
 )
@@ -313,7 +313,7 @@ def _give_way(
         for other in running
         if not has_objective(other)
         and not context.comes_first(other, request)
-        and other.state not in IN_CALL
+        and may_leave(other, context)
         and (
             (is_background(other, urgent) and other not in going_on) or (is_due and not other.num_preemptions)
         )

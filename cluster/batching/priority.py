@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.common import IN_CALL, awaits_drafts, chunked, first_few, make_room, tpot_s
+from cluster.batching.common import awaits_drafts, chunked, first_few, make_room, may_leave, tpot_s
 from cluster.batching.sarathi import Sarathi
 from cluster.requests import Request
 
@@ -31,7 +31,7 @@ class Priority(Sarathi):
     ) -> Admission:
         """The most urgent first; where there is no room, less urgent running requests give up their KV."""
         room = context.room(running)
-        least_urgent_last = sorted((r for r in running if r.state not in IN_CALL), key=_by_urgency)
+        least_urgent_last = sorted((r for r in running if may_leave(r, context)), key=_by_urgency)
         admitted: list[Request] = []
         preempted: list[Request] = []
         for request in sorted(waiting, key=_by_urgency):

@@ -79,7 +79,7 @@ def test_who_has_objectives_does_not_wait_behind_them() -> None:
     here = [*running(4, 7.0), request(60, State.READY)]
     rules = batcher()
     rules.fair.counters = {"a": 0.0, "b": 1000.0}
-    assert [one for one in queue if rules.ahead_of(one, queue, here, context()) is None] == [queue[-1]]
+    assert [one for one in queue if rules.ahead_of(one, queue, here, context()).ahead is None] == [queue[-1]]
     assert rules.in_order(queue, here, context())[0] is queue[-1]
     assert rules.admit(queue, here, context()).admitted == [queue[-1]]
 

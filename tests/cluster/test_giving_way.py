@@ -1,121 +1,92 @@
-"""Requests that give way, or find no room: what they hold meanwhile, and what it is to the others."""
+"""Whoever finds a place that somebody gives up is predicted to begin with the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import pytest
 
-from cluster.events import Action, Cancelled, DrafterDraining, Drained, Reject, Verify, VerifyDone, WorkerLost
-from cluster.requests import State
-from cluster.stream_messages import Submit
+from cluster.batching.batcher import Batcher
+from cluster.config import SchedulerConfig
+from cluster.drafter_pool import DrafterPool
+from cluster.requests import Request, State
+from cluster.stream_messages import Objective, Submit, Tenant
 from engine.sampling_params import SamplingParams
-from tests.cluster.simulated import submit
+from tests.cluster.batch_states import context, cost, request
 from tests.cluster.test_core import World
-from verifier.messages import VerifyResult
 
-LONG = SamplingParams(temperature=0.0, max_tokens=140)
-
-
-class WatchedWorld(World):
-    """Keeps what the scheduler has said."""
-
-    def __init__(self, seed: int, policy: str, **scheduler: Any) -> None:
-        self.told: list[Action] = []
-        super().__init__(seed, policy, **scheduler)
-
-    def observe(self, actions: Sequence[Action]) -> None:
-        self.told += actions
+PLACES = 4
+LONG = SamplingParams(temperature=0.0, max_tokens=90)
+FULL = context(max_running=PLACES)
 
 
-def test_the_drafter_of_who_gave_way_is_free_for_who_runs() -> None:
-    """As many places as may run, and all of them taken by less urgent requests."""
-    world = World(1, "fixed", num_slots=2000, batching="priority")
-    world.lose("poor")
-    world.core.config.scheduler.__dict__["max_running"] = 6
-    for name, priority in (("idle", 5), ("urgent", 0)):
-        for number in range(6):
-            world.send(
-                Submit(
-                    request_id=f"{name}{number}", prompt=[7 + number] * 5, sampling=LONG, priority=priority
-                )
-            )
-        while not all(r.first_token_at for r in world.core.requests.values() if name in r.request_id):
-            assert world.answer_one()
-    for _ in range(20):
+def batcher(rule: str) -> Batcher:
+    costs = cost()
+    return Batcher(SchedulerConfig(batching=rule), costs, DrafterPool(costs, 4))
+
+
+def full_cell(state: State) -> list[Request]:
+    return [request(0, State.VERIFYING, tpot_ms=50.0)] + [
+        request(number, state, priority=5) for number in range(1, PLACES)
+    ]
+
+
+@pytest.mark.parametrize("rule", ["flotilla", "priority"])
+@pytest.mark.parametrize("state", [State.READY, State.VERIFYING])
+def test_who_gives_way_does_so_when_its_call_is_answered(rule: str, state: State) -> None:
+    running, coming = full_cell(state), request(50, tpot_ms=20.0)
+    rules = batcher(rule)
+    turn = rules.ahead_of(coming, [coming], running, FULL)
+    assert turn.ahead is None
+    assert turn.admission.preempted == [running[-1]]
+    # It takes the place when nobody is in the call any more, which is what is asked of the rule then.
+    assert bool(rules.admit([coming], running, FULL).admitted) is (state is State.READY)
+
+
+def test_under_a_rule_that_takes_no_places_it_waits_for_an_end() -> None:
+    running, coming = full_cell(State.READY), request(50, tpot_ms=20.0)
+    turn = batcher("sarathi").ahead_of(coming, [coming], running, FULL)
+    assert (turn.ahead, turn.admission.admitted, turn.admission.preempted) == ([], [], [])
+
+
+def test_of_two_who_come_for_one_place_the_second_waits_for_an_end() -> None:
+    running = [request(0, State.READY, tpot_ms=50.0), request(1, State.READY, tpot_ms=50.0)]
+    running += [request(number, State.READY, priority=5) for number in (2, 3)]
+    first, second = request(50, tpot_ms=20.0), request(51, tpot_ms=20.0)
+    turn = batcher("flotilla").ahead_of(second, [first, second], running, FULL)
+    assert turn.ahead == [first]
+    assert turn.admission.admitted == [first]
+    assert turn.admission.preempted == [running[-1]]
+
+
+class Full(World):
+    """All places are taken, by requests of other tenants in the background, which have a while to go."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "autoregressive", max_running=PLACES)
+        for number in range(PLACES):
+            self.ask(f"background {number}", priority=5, tenant=Tenant("batch"))
+        for _ in range(12):
+            self.answer_one()
+        assert self.core.verify_calls.outstanding is not None
+        assert len(self.core.running) == PLACES
+
+    def ask(self, name: str, **asked: object) -> None:
+        fields: dict[str, object] = {"request_id": name, "prompt": [1, 2, 3], "sampling": LONG}
+        self.send(Submit(**(fields | asked)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_coming", [1, PLACES - 1])
+def test_whoever_is_given_a_place_is_not_refused_for_the_time_until_one_ends(num_coming: int) -> None:
+    world = Full()
+    running, forecast = world.core.running.values(), world.core.door.forecast
+    end_ms = 1e3 * forecast.schedule(running, (), is_full=True, drafts=False).start_s
+    objective = Objective(ttft_ms=end_ms / 4)
+    for number in range(num_coming):
+        world.ask(f"r{number}", objective=objective, on_miss="reject", tenant=Tenant("interactive"))
+    assert world.rejected == {}
+    predicted = [world.core.requests[f"r{number}"].predicted for number in range(num_coming)]
+    assert all(one is not None and 0.0 < one.ttft_ms < end_ms / 4 for one in predicted)
+    for _ in range(4):
         world.answer_one()
-    running = world.core.running.values()
-    assert {request.request_id[:-1] for request in running} == {"urgent"}
-    assert {request.drafter for request in running} == {"good"}
+    assert all(world.core.requests[f"r{number}"].output for number in range(num_coming))
     world.drain()
-    world.check_ends()
-
-
-def test_a_drafter_that_leaves_does_not_wait_for_who_waits() -> None:
-    world = WatchedWorld(1, "fixed")
-    world.lose("poor")
-    world.send(submit(0, world.rng, sampling=LONG))
-    request = world.core.requests["r0"]
-    while request.state is not State.VERIFYING or not request.drafter:
-        assert world.answer_one()
-    world.answers = [one for one in world.answers if isinstance(one, VerifyDone)]  # it owes no answer
-    world.core.pool.drafters["good"].outstanding.clear()
-    world.handle(DrafterDraining("good"))
-    assert Drained("good") not in world.told  # its tree is verified
-    world.handle(WorkerLost("verifier"))
-    assert Drained("good") in world.told
-
-
-def test_a_request_that_the_target_had_no_room_to_open_is_opened_again() -> None:
-    world = WatchedWorld(1, "autoregressive", async_scheduling=False)
-    world.send(submit(0, world.rng))
-    (first,) = [action.call for action in world.told if isinstance(action, Verify)]
-    # What the real target answers and keeps: nothing of the request.
-    world.target.held.clear()
-    answer = VerifyResult(call_id=first.call_id, deferred=["r0"], free_slots=world.target.free())
-    world.answers = [one for one in world.answers if not isinstance(one, VerifyDone)]
-    world.handle(VerifyDone(answer))
-    again = [action.call for action in world.told if isinstance(action, Verify)][1]
-    spec, before = again.prefill[0].spec, first.prefill[0].spec
-    assert spec is not None
-    assert before is not None
-    assert spec.tokens == before.tokens
-    world.drain()
-    world.check_ends()
-    assert world.core.totals.preemptions == 0
-
-
-def test_who_has_no_room_in_a_target_that_came_back_smaller_is_in_nobodys_way() -> None:
-    """On another GPU `num_slots: auto` may be less. Sent there again and again, it would keep others out."""
-    world = WatchedWorld(1, "fixed")
-    for name, num_prompt in (("begun", 100), ("short", 5)):
-        world.send(Submit(request_id=name, prompt=[7] * num_prompt, sampling=LONG))
-    while not world.core.requests["begun"].output:
-        assert world.answer_one()
-    world.send(Submit(request_id="new", prompt=[7] * 100, sampling=LONG))
-    world.lose("verifier")
-    begun = list(world.core.requests["begun"].output)
-    world.target.num_slots = 90
-    world.start_target()
-    assert world.reason == {"begun": "length"}
-    assert world.output["begun"] == begun
-    assert world.rejected == {"new": "prompt_too_long"}
-    (told,) = [action.rejection for action in world.told if isinstance(action, Reject)]
-    assert told.message.endswith("(The model takes 200; the KV pool of this server holds no more.)")
-    world.drain()
-    assert world.reason.keys() == {"begun", "short"}
-    assert not world.core.requests
-
-
-def test_nobody_gives_way_for_slots_that_are_free_with_the_next_call() -> None:
-    """The target has not heard yet that one has left; it will before the next call takes any slots."""
-    world = World(1, "autoregressive", num_slots=203)
-    for name in ("a", "b", "c"):
-        world.send(Submit(request_id=name, prompt=[7] * 5, sampling=LONG))
-    while world.target.free() >= 2:
-        assert world.answer_one()
-    assert world.core.totals.preemptions == 0
-    world.handle(Cancelled("a"))
-    while "a" in world.target.held:
-        assert world.answer_one()  # what it says is free is too little for the two that are left
-        assert world.core.totals.preemptions == 0
-    assert world.target.free() >= 50
+    assert len(world.reason) == PLACES + num_coming
