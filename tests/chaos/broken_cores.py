@@ -67,17 +67,17 @@ class EndsTwice(SchedulerCore):
         if request is not None:
             position = len(request.output)
             end = TokenEvent(request_id=request_id, position=position, tokens=[], finish_reason="cancelled")
-            self._emit(request, end)
+            self._emitted.setdefault(request.client, []).append(end)
 
 
 class ForgetsRunning(SchedulerCore):
     """Forgets requests whose prefill is under way when the target dies."""
 
-    def _worker_lost(self, name: str) -> None:
+    def _worker_lost(self, name: str, now: float) -> None:
         if name == "verifier":
             for request in [r for r in self.running.values() if r.state is State.PREFILL_SENT]:
-                self._leave(request, 0.0)
-        super()._worker_lost(name)
+                self._leave(request, now)
+        super()._worker_lost(name, now)
 
 
 class WaitsForever(SchedulerCore):
@@ -90,9 +90,9 @@ class WaitsForever(SchedulerCore):
 class WaitsForTheDead(SchedulerCore):
     """Goes on waiting for the draft of a drafter that died."""
 
-    def _worker_lost(self, name: str) -> None:
+    def _worker_lost(self, name: str, now: float) -> None:
         if name == "verifier":
-            super()._worker_lost(name)
+            super()._worker_lost(name, now)
         else:
             self.planner.drafter_lost(name, self.requests.values())
 
