@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.batching.batcher import Batcher
@@ -69,9 +71,8 @@ class Full(World):
         assert self.core.verify_calls.outstanding is not None
         assert len(self.core.running) == PLACES
 
-    def ask(self, name: str, **asked: object) -> None:
-        fields: dict[str, object] = {"request_id": name, "prompt": [1, 2, 3], "sampling": LONG}
-        self.send(Submit(**(fields | asked)))  # type: ignore[arg-type]
+    def ask(self, name: str, **asked: Any) -> None:
+        self.send(Submit(request_id=name, prompt=[1, 2, 3], sampling=LONG, **asked))
 
 
 @pytest.mark.parametrize("num_coming", [1, PLACES - 1])
