@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 MEMORY_S = 5.0
 # Tenants and priorities that are remembered: those that came last.
 MOST_KEPT = 1024
-# Who had less than this part of what was taken is not reckoned with when it is shared out.
-LEAST_PART = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +45,6 @@ class ArrivalRates:
     def flows(self, now: float) -> list[Flow]:
         """All that are remembered, at their present rates."""
         return [Flow(*key, _faded(rate, now - at), charge) for key, (rate, at, charge) in self._rates.items()]
-
-    def has_its_share(self, label: str, now: float) -> bool:
-        """Whether of all that was taken lately, by charge, as much was the tenant's as if all had the same.
-
-        A tenant that asked for next to nothing does not count as one of them.
-        """
-        charges: dict[str, float] = {}
-        for flow in self.flows(now):
-            charges[flow.label] = charges.get(flow.label, 0.0) + flow.rate * flow.charge
-        total = sum(charges.values())
-        num_asking = sum(charge > LEAST_PART * total for charge in charges.values())
-        return charges.get(label, 0.0) * num_asking >= total
 
 
 def _faded(rate: float, seconds: float) -> float:

@@ -15,6 +15,7 @@ from cluster.batching.background import is_in_steps
 from cluster.chunk_size import chunk_tokens
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
+from cluster.fair_shares import FairShares
 from cluster.forecast import Forecast, Schedule
 from cluster.headroom import BackgroundHeadroom, Headroom
 from cluster.newcomer import Cell, Newcomer, on_terms
@@ -68,6 +69,7 @@ class Door:
     forecast: Forecast = field(init=False)
     promises: Promises = field(init=False)
     rates: ArrivalRates = field(default_factory=ArrivalRates)
+    shares: FairShares = field(default_factory=FairShares)
     outages: Outages = field(default_factory=Outages)
     _stretch: float = FIRST_STRETCH
     # When all those here would begin and end if nobody came, for as long as nothing but refusals happens.
@@ -112,12 +114,16 @@ class Door:
         is_promised = self.promises.keep(submit, now)
         if is_promised:
             submit = self._as_promised(submit)
+        elif not (submit.was_taken or submit.output or self.promises.is_early(submit, now)):
+            fair = cell.batcher.fair
+            self.shares.asked(submit.tenant.label, fair.charge(submit), fair.weight(submit), now)
         answer = self._decided(Newcomer(submit, cell, now), is_promised=is_promised)
         if isinstance(answer, Admitted):
             if not is_promised:
                 self.promises.took(submit, now)
             charge = cell.batcher.fair.charge(answer.submit)
             self.rates.took(submit.tenant.label, answer.submit.priority, charge, now)
+            self.shares.took(charge, cell.batcher.fair.weight(answer.submit), now)
         if is_promised and cell.verifier is not None:  # else it is no load that should have fallen
             stretch = self._stretch * (IN_TIME if isinstance(answer, Admitted) else TOO_EARLY)
             self._stretch = min(MOST_STRETCH, max(1.0, stretch))
@@ -211,7 +217,7 @@ class Door:
         self, newcomer: Newcomer, terms: Terms, predicted: Prediction, *, is_promised: bool = False
     ) -> bool:
         label, now = newcomer.submit.tenant.label, newcomer.now
-        if self.promises.is_due(label, now) and self.rates.has_its_share(label, now):
+        if self.promises.is_due(label, now) and self.shares.asks_for_more(label, now):
             return exceeds(terms.objective, predicted, 0.0 if is_promised else -self.headroom.value(now))
         return exceeds(terms.objective, predicted, self.config.admission.tolerance)
 

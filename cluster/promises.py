@@ -161,6 +161,10 @@ class Promises:
         if promise is not None:
             self._remove(promise)
 
+    def is_early(self, submit: Submit, now: float) -> bool:
+        """Whether the client of a promise asks again before its time."""
+        return bool(self._due) and self._repeated(identity(submit), now) is not None
+
     def _repeated(self, who: Identity, now: float) -> Promise | None:
         """The promise of a client that asks again before its time; of several, the first."""
         for promise in self._by_identity.get(who, ()):

@@ -125,7 +125,7 @@ class FairQueue:
             admitted.append(request)
             preempted += answer.preempted
             if request not in self._charged:
-                counters[label] += request.num_tokens / self._weight(request.submit)
+                counters[label] += request.num_tokens / self.weight(request.submit)
             queues[label] = [one for one in queues[label] if one is not request]
             if not queues[label]:
                 del queues[label]
@@ -166,7 +166,7 @@ class FairQueue:
         """What the tenant's counter will have grown by if the request gets all of its `max_tokens`."""
         num_new = max(0, submit.num_reckoned - len(submit.output))
         cost = len(submit.prompt) + len(submit.output) + self.output_cost * num_new
-        return cost / self._weight(submit)
+        return cost / self.weight(submit)
 
     def turns_before(
         self,
@@ -216,7 +216,8 @@ class FairQueue:
             queues.setdefault(tenant_of(request) if self.is_enabled else "", []).append(request)
         return queues
 
-    def _weight(self, submit: Submit) -> float:
+    def weight(self, submit: Submit) -> float:
+        """Of its tenant for requests of its tier."""
         return submit.tenant.weight * self.tier_weight(submit.tier)
 
     def _cost(self, request: Request) -> float:
@@ -224,11 +225,11 @@ class FairQueue:
         cost = self.output_cost * max(0, request.submit.num_reckoned - len(request.output))
         if request not in self._charged:
             cost += request.num_tokens
-        return cost / self._weight(request.submit)
+        return cost / self.weight(request.submit)
 
     def _charge(self, request: Request, cost: float) -> None:
         label = tenant_of(request)
-        self.counters[label] = self.counters.get(label, 0.0) + cost / self._weight(request.submit)
+        self.counters[label] = self.counters.get(label, 0.0) + cost / self.weight(request.submit)
 
     def _settle(self) -> None:
         """Charge the output since the last call."""

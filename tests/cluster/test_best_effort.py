@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.arrival_rates import ArrivalRates
 from cluster.batching.base import BatchContext
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import has_objective
@@ -111,24 +110,6 @@ def test_nobody_is_held_back_for_an_empty_cell_and_nobody_with_objectives_ever(
     )
     if not any(map(has_objective, (*here, *queue))):
         assert len(taken) == min(room, len(queue))
-
-
-def test_a_tenant_has_its_share_when_it_was_taken_as_much_of_as_each_of_those_who_ask() -> None:
-    rates = ArrivalRates()
-    assert rates.has_its_share("nobody", 0.0)
-    for number in range(100):
-        rates.took("greedy", -1, 10.0, number / 10)
-        rates.took("greedy", 0, 10.0, number / 10)
-        if number % 4 == 0:
-            rates.took("one", 0, 10.0, number / 10)
-            rates.took("two", 0, 30.0, number / 10)
-    rates.took("rare", 0, 10.0, 9.9)
-    assert rates.has_its_share("greedy", 10.0)
-    assert not rates.has_its_share("one", 10.0)
-    assert not rates.has_its_share("rare", 10.0)
-    alone = ArrivalRates()
-    alone.took("", 0, 10.0, 0.0)
-    assert alone.has_its_share("", 1.0)
 
 
 def test_nobody_is_given_what_those_held_back_did_not_get() -> None:

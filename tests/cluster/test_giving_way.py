@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from cluster.batching.batcher import Batcher
 from cluster.config import SchedulerConfig
 from cluster.drafter_pool import DrafterPool
 from cluster.requests import Request, State
-from cluster.stream_messages import Objective, Submit, Tenant
-from engine.sampling_params import SamplingParams
+from cluster.stream_messages import Objective, Tenant
 from tests.cluster.batch_states import context, cost, request
-from tests.cluster.test_core import World
+from tests.cluster.giving_way import PLACES, Full
 
-PLACES = 4
-LONG = SamplingParams(temperature=0.0, max_tokens=90)
 FULL = context(max_running=PLACES)
 
 
@@ -57,22 +52,6 @@ def test_of_two_who_come_for_one_place_the_second_waits_for_an_end() -> None:
     assert turn.ahead == [first]
     assert turn.admission.admitted == [first]
     assert turn.admission.preempted == [running[-1]]
-
-
-class Full(World):
-    """All places are taken, by requests of other tenants in the background, which have a while to go."""
-
-    def __init__(self) -> None:
-        super().__init__(1, "autoregressive", max_running=PLACES)
-        for number in range(PLACES):
-            self.ask(f"background {number}", priority=5, tenant=Tenant("batch"))
-        for _ in range(12):
-            self.answer_one()
-        assert self.core.verify_calls.outstanding is not None
-        assert len(self.core.running) == PLACES
-
-    def ask(self, name: str, **asked: Any) -> None:
-        self.send(Submit(request_id=name, prompt=[1, 2, 3], sampling=LONG, **asked))
 
 
 @pytest.mark.parametrize("num_coming", [1, PLACES - 1])
