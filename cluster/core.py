@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
-
-from msgspec.structs import replace
-
 from cluster import admission
 from cluster.batching.batcher import Batcher
-from cluster.batching.common import arrival_order
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.micro_batches import MicroBatches
 from cluster.commits import commit, take_progress, within
@@ -26,7 +21,6 @@ from cluster.events import (
     DrafterDraining,
     DrafterReady,
     Drained,
-    Emit,
     Event,
     Reject,
     RequestArrived,
@@ -41,10 +35,11 @@ from cluster.learning import Learning
 from cluster.planned_ahead import PlannedAhead
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
+from cluster.request_table import RequestTable
 from cluster.requests import Request, State, Trigger
 from cluster.sending_ahead import SendingAhead
 from cluster.sharing import sharing_of
-from cluster.stream_messages import Rejected, TokenEvent
+from cluster.stream_messages import Rejected
 from cluster.verify_calls import VerifyCalls
 from engine.tree import TokenTree
 from verifier.messages import Verdict, VerifyCall, VerifyResult
@@ -66,30 +61,30 @@ class SchedulerCore:
         self.batcher.shares_prompts = config.target.prefix_sharing
         self.planner.proposing.taking_part = self.batcher.taking_part
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.deepest)
-        self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: dict[str, Request] = {}
         self.verifier: VerifierReady | None = None
         # Of the target, also while it is made again: what comes meanwhile is judged by them.
         self.limits: VerifierReady | None = None
-        self.free_slots, self.is_draining = 0, False
+        self.free_slots = 0
+        self.is_draining = False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self.planned_ahead = PlannedAhead(self.planner, self.verify_calls, config)
         self.sending_ahead = SendingAhead(self.planned_ahead, self.batcher, self.micro_batches)
         self.door = Door(config, cost, self.batcher.headroom, self.batcher.background_headroom)
+        self.table = RequestTable(self.planner, self.verify_calls, self.micro_batches, self.door)
+        self.requests, self.waiting = self.table.requests, self.table.waiting
+        self.running = self.table.running
         pace, forecast = self.batcher.pace, self.door.forecast
         self.learning = Learning(cost, self.planned_ahead, pace, self.micro_batches, forecast)
         self._next_order = 0
         self._longest = 0  # `max_model_tokens` while an answer of the target is taken in
-        self._actions: list[Action] = []
-        self._emitted: dict[str, list[TokenEvent]] = {}
         # For `reflect`: when the event was, and whether it sent a call to the target.
         self._now, self._is_verify_new = 0.0, False
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""
-        self._actions, self._emitted, self._now = self._look_back(), {}, now
+        self.table.begin(self._look_back())
+        self._now = now
         is_draft, is_refused = isinstance(event, DraftDone), False
         match event:
             case RequestArrived():
@@ -119,14 +114,13 @@ class SchedulerCore:
             self.door.has_changed()
             if not (is_draft and self.micro_batches.is_held_up(self.running.values())):
                 self._progress(now, is_draft=is_draft)
-        self._actions.extend(self.planner.move_on(now))
-        self._is_verify_new = any(isinstance(action, Verify) for action in self._actions)
-        for client, events in self._emitted.items():
-            self._actions.append(Emit(client, events))
-        self._actions.extend(Drained(name) for name in self.pool.take_drained())
+        self.table.actions.extend(self.planner.move_on(now))
+        self._is_verify_new = any(isinstance(action, Verify) for action in self.table.actions)
+        actions = self.table.answer()
+        actions.extend(Drained(name) for name in self.pool.take_drained())
         if self.is_idle and self.verifier is not None:  # its next call frees whatever requests have left
             self.free_slots = self.verifier.num_slots
-        return self._actions
+        return actions
 
     def reflect(self) -> list[Action]:
         """Do what can wait until the actions are on their way; else the next event pays for most of it.
@@ -177,7 +171,7 @@ class SchedulerCore:
     def _arrive(self, event: RequestArrived, now: float) -> bool:
         answer = self.door.decide(event.submit, self, now)
         if isinstance(answer, Rejected):
-            self._actions.append(Reject(event.client, answer))
+            self.table.actions.append(Reject(event.client, answer))
             return False
         submit, arrived = answer.submit, now - answer.submit.waited_s
         request = Request(submit, event.client, arrived, self._next_order, answer.predicted, [*submit.output])
@@ -185,44 +179,20 @@ class SchedulerCore:
         self.requests[request.request_id] = request
         reason = request.finish_reason(self.max_model_tokens)
         if reason is None:
-            insort(self.waiting, request, key=arrival_order)
+            self.table.queue(request)
         else:  # resubmitted when only its end was left to tell
-            self._finish(request, reason, now)
+            self.table.finish(request, reason, now)
         return True
 
     def _cancel(self, request_id: str, now: float) -> None:
         if (request := self.requests.get(request_id)) is not None:
-            self._finish(request, "cancelled", now)
+            self.table.finish(request, "cancelled", now)
 
     def _drain(self, with_running: bool, now: float) -> None:
         self.is_draining = True
         for request in list(self.requests.values()):
             if with_running or request.state is State.WAITING:
-                self._turn_away(request, admission.draining(request.submit), now)
-
-    def _turn_away(self, request: Request, rejection: Rejected, now: float) -> None:
-        self._leave(request, now)
-        self._actions.append(Reject(request.client, rejection))
-
-    def _leave(self, request: Request, now: float) -> None:
-        if request.state is State.WAITING:
-            if request in self.waiting:
-                self.waiting.remove(request)
-        elif request.opened:
-            self.verify_calls.release(request, has_ended=True)
-        request.advance(Trigger.FINISH)
-        self.running.pop(request.request_id, None)
-        del self.requests[request.request_id]
-        self._actions.extend(self.planner.forget(request, now, self.running.values()))
-        self.micro_batches.forget(request)
-
-    def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
-        self._leave(request, now)
-        receipt = request.receipt(now)
-        self.door.ended(request, reason, receipt, now, self.running.values())
-        event = event or TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
-        event = replace(event, finish_reason=reason, receipt=receipt)
-        self._emitted.setdefault(request.client, []).append(event)
+                self.table.turn_away(request, admission.draining(request.submit), now)
 
     # Answers
 
@@ -285,9 +255,9 @@ class SchedulerCore:
             count(self.totals, verdict)
         reason = "error" if verdict.error or verdict.is_broken else request.finish_reason(self._longest)
         if reason is not None:
-            self._finish(request, reason, now, event)
+            self.table.finish(request, reason, now, event)
             return
-        self._emitted.setdefault(request.client, []).append(event)
+        self.table.tell(request, event)
 
     # Losses, and the target's return
 
@@ -297,9 +267,9 @@ class SchedulerCore:
         # Where its pool is smaller than before, who fits no more would be sent to it in vain for ever.
         for request in [r for r in self.waiting if r.num_tokens >= self.max_model_tokens]:
             if request.output:
-                self._finish(request, "length", now)
+                self.table.finish(request, "length", now)
             else:
-                self._turn_away(request, admission.too_long(request.submit, self), now)
+                self.table.turn_away(request, admission.too_long(request.submit, self), now)
 
     def _worker_lost(self, name: str, now: float) -> None:
         if name != "verifier":
@@ -325,16 +295,7 @@ class SchedulerCore:
                     self.pool.leave_behind(drafter.name)
 
     def _preempt(self, request: Request, *, lost: bool = False) -> None:
-        """Back to the queue, KV given up; `lost` when the target already has forgotten it."""
-        if request.opened and not lost:
-            self.verify_calls.release(request)
-            self.free_slots += admission.given_back(request, self)
-        request.preempt(lost=lost)
-        self.pool.leave(request)  # its place is for those who run
-        request.num_preemptions += 1
-        self.totals.preemptions += 1
-        del self.running[request.request_id]
-        insort(self.waiting, request, key=arrival_order)
+        self.free_slots += self.table.preempt(request, self, lost=lost)
 
     # Progress: admit, draft, verify
 
@@ -352,12 +313,12 @@ class SchedulerCore:
                 ready = self.batcher.rule.decode(ready, members, context)
             if ready:
                 self.micro_batches.begin(ready, now)
-                self._actions.extend(self.planner.draft(ready, running, now, self.max_model_tokens))
+                self.table.actions.extend(self.planner.draft(ready, running, now, self.max_model_tokens))
         if self.verify_calls.outstanding is None:
             self._verify(by_batch, now)
             return
         call = self.sending_ahead.complete(by_batch, running, self.free_slots, self.max_model_tokens, now)
-        self._actions.extend([] if call is None else [Verify(call)])
+        self.table.actions.extend([] if call is None else [Verify(call)])
 
     def _admit(self, now: float) -> None:
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
@@ -366,10 +327,7 @@ class SchedulerCore:
             self._preempt(request)
         self.pool.assign(answer.admitted, now, is_drafting=False)
         for request in answer.admitted:
-            self.waiting.remove(request)
-            request.advance(Trigger.ADMITTED)
-            self.micro_batches.join(request, self.running.values())
-            self.running[request.request_id] = request
+            self.table.admit(request)
 
     def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
         drafted = self.micro_batches.to_verify(by_batch, now)
@@ -397,4 +355,4 @@ class SchedulerCore:
                 self._progress(now, is_draft=True)
                 return
         call = self.verify_calls.build(drafted, chosen, chunks, now)
-        self._actions.extend([] if call is None else self._sent(call))
+        self.table.actions.extend([] if call is None else self._sent(call))

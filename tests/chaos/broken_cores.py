@@ -67,7 +67,7 @@ class EndsTwice(SchedulerCore):
         if request is not None:
             position = len(request.output)
             end = TokenEvent(request_id=request_id, position=position, tokens=[], finish_reason="cancelled")
-            self._emitted.setdefault(request.client, []).append(end)
+            self.table.tell(request, end)
 
 
 class ForgetsRunning(SchedulerCore):
@@ -76,7 +76,7 @@ class ForgetsRunning(SchedulerCore):
     def _worker_lost(self, name: str, now: float) -> None:
         if name == "verifier":
             for request in [r for r in self.running.values() if r.state is State.PREFILL_SENT]:
-                self._leave(request, now)
+                self.table.leave(request, now)
         super()._worker_lost(name, now)
 
 
