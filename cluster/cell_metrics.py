@@ -178,16 +178,13 @@ class CellMetrics:
             self.set.counter("flotilla_prefix_cache_hit_tokens_total").inc(receipt.num_cached_tokens)
         if reason in ("cancelled", "invalid"):
             return
-        # The first token of one resubmitted came in another life, whose clock this cell does not know.
         is_resumed = bool(submit.output)
         self._observe_times(tier, receipt, is_resumed=is_resumed)
         misses = missed(terms.objective, receipt)
         if reason == "error":  # its client got no answer, however soon the first tokens came
             asked = (name for name in OBJECTIVES if getattr(terms.objective, f"{name}_ms") is not None)
             misses = dict.fromkeys(asked, True)
-        elif is_resumed:
-            misses = {name: is_missed for name, is_missed in misses.items() if name == "tpot"}
-        else:
+        elif not is_resumed:
             has_all = reason == "length" and submit.assumed_tokens is None
             self._compare_with_prediction(receipt, has_all=has_all)
         for objective, is_missed in misses.items():
@@ -205,6 +202,8 @@ class CellMetrics:
                     found = dict.fromkeys(misses, "other")
                 else:
                     found = causes(terms.objective, receipt, times, self._usual(core))
+                    if is_resumed and "ttft" in found:
+                        found["ttft"] = "other"  # it was had from another cell, for whatever reason
                 for objective in [name for name, is_missed in misses.items() if is_missed]:
                     self.set.counter("flotilla_slo_violations_total", objective, found[objective], tier).inc()
 
@@ -212,12 +211,12 @@ class CellMetrics:
         observed = {
             "flotilla_queue_time_seconds": receipt.queue_ms,
             "flotilla_time_per_output_token_seconds": receipt.tpot_ms,
+            "flotilla_e2e_latency_seconds": receipt.e2e_ms,
+            "flotilla_time_to_first_token_seconds": receipt.ttft_ms,
         }
-        if not is_resumed:
-            observed["flotilla_e2e_latency_seconds"] = receipt.e2e_ms
-            observed["flotilla_time_to_first_token_seconds"] = receipt.ttft_ms
         if receipt.ttft_ms is not None:
-            observed["flotilla_prefill_time_seconds"] = max(0.0, receipt.ttft_ms - receipt.queue_ms)
+            if not is_resumed:  # else it was read by another cell before its first token
+                observed["flotilla_prefill_time_seconds"] = max(0.0, receipt.ttft_ms - receipt.queue_ms)
             observed["flotilla_decode_time_seconds"] = max(0.0, receipt.e2e_ms - receipt.ttft_ms)
         for name, value_ms in observed.items():
             if value_ms is not None:

@@ -89,6 +89,8 @@ class Door:
         objective, predicted = request.submit.objective, request.predicted
         if predicted is None or reason not in ("stop", "length"):
             return
+        if request.submit.resumed is not None:
+            return  # what an outage cost it was not to be predicted
         misses = missed(objective, receipt)
         if misses and not exceeds(objective, predicted, self.config.admission.tolerance):
             is_late = any(misses.values())

@@ -12,6 +12,7 @@ from cluster.batching.micro_batches import MicroBatches
 from cluster.door import Door
 from cluster.events import Action, Emit, Reject
 from cluster.planning import StepPlanner
+from cluster.request_receipt import receipt
 from cluster.requests import Request, State, Trigger
 from cluster.stream_messages import Rejected, TokenEvent
 from cluster.verify_calls import VerifyCalls
@@ -91,10 +92,10 @@ class RequestTable:
     def finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
         """It has ended; its front end is told why, with its last tokens if there are any."""
         self.leave(request, now)
-        receipt = request.receipt(now)
-        self._door.ended(request, reason, receipt, now, self.running.values())
+        account = receipt(request, now)
+        self._door.ended(request, reason, account, now, self.running.values())
         event = event or TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
-        self.tell(request, replace(event, finish_reason=reason, receipt=receipt))
+        self.tell(request, replace(event, finish_reason=reason, receipt=account))
 
     def leave(self, request: Request, now: float) -> None:
         """It is here no more, wherever it was."""

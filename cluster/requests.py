@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from types import MappingProxyType
 
-from cluster.stream_messages import Objective, Prediction, Receipt, Submit, Terms
+from cluster.stream_messages import Objective, Prediction, Submit
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
@@ -361,32 +361,6 @@ class Request:
         if left_ms > 0.0:  # else it is lost: nothing is gained by heeding it
             tpot_ms = left_ms if tpot_ms is None else min(tpot_ms, left_ms)
         return Objective(tpot_ms=tpot_ms, ttft_ms=ttft_ms)
-
-    def receipt(self, now: float) -> Receipt:
-        """The accounts, in the units of the API."""
-        tpot = self.tpot_so_far()
-        submit = self.submit
-        started = self.first_chunk_at if self.first_chunk_at is not None else now
-        return Receipt(
-            queue_ms=1e3 * (started - self.arrived),
-            ttft_ms=None if self.first_token_at is None else 1e3 * (self.first_token_at - self.arrived),
-            tpot_ms=None if tpot is None else 1e3 * tpot,
-            e2e_ms=1e3 * ((self.last_token_at or now) - self.arrived),
-            num_prompt_tokens=len(self.submit.prompt),
-            num_cached_tokens=self.num_cached,
-            num_output_tokens=len(self.output),
-            num_steps=self.num_steps,
-            num_drafted=self.num_drafted,
-            num_verified=self.num_verified,
-            num_accepted=self.num_accepted,
-            drafters=dict(self.accepted_by_drafter),
-            num_preemptions=self.num_preemptions,
-            preempted_ms=(1e3 * self.preempted_s[0], 1e3 * self.preempted_s[1]),
-            acceptance_by_depth=list(self.accepted_by_depth),
-            min_gap=self.min_gap,
-            terms=Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority),
-            predicted=self.predicted,
-        )
 
 
 def advance_all(requests: Iterable[Request], trigger: Trigger) -> None:

@@ -87,6 +87,19 @@ class Speculation(msgspec.Struct, frozen=True):
     trace: bool = False
 
 
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """When a request that has output had it; in seconds since it came to its front end.
+
+    Attributes:
+        first_token_s, last_token_s: of its tokens so far.
+        sent_s: it was sent to the cell that goes on with it.
+    """
+
+    first_token_s: float
+    last_token_s: float
+    sent_s: float
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request. `output` is empty unless the front end resubmits what was already committed.
 
@@ -95,9 +108,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     cell had accepted it, with or without output: it is then not held to a share of the queue again, and who
     sends it comes back by itself. `waited_s` is how long it was without a cell, or in the queue of another,
     that was lost or gave it back, if it has no output: its times, and when its first token is due, count from
-    before that. `adapter` is the name of the LoRA adapter that answers it, empty for none; keys and values of
-    prompts are shared among requests of the same `cache_salt`. `assumed_tokens` is how much output is
-    reckoned with at most, None for all of `max_tokens`: less where the client named no bound.
+    before that. If it has some, `resumed` says when it had it, and its objectives are judged by that.
+    `adapter` is the name of the LoRA adapter that answers it, empty for none; keys and values of prompts are
+    shared among requests of the same `cache_salt`. `assumed_tokens` is how much output is reckoned with at
+    most, None for all of `max_tokens`: less where the client named no bound.
     """
 
     request_id: str
@@ -113,6 +127,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     tenant: Tenant = NOBODY
     was_taken: bool = False
     waited_s: float = 0.0
+    resumed: Resumed | None = None
     adapter: str = ""
     cache_salt: str = ""
     assumed_tokens: int | None = None
@@ -160,6 +175,8 @@ class NumCancelled(msgspec.Struct, frozen=True, tag="num_cancelled"):
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What the cell did for a finished request; times in milliseconds on the scheduler's clock.
+
+    Of a request that was resumed, times to and between tokens count from when it came to its front end.
 
     Attributes:
         queue_ms: arrival to first prefill chunk sent.

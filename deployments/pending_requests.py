@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cluster.batching.background import comes_behind
-from cluster.stream_messages import Rejected, Submit, TokenEvent
+from cluster.stream_messages import Rejected, Resumed, Submit, TokenEvent
 
 #: Rejections that another cell need not share, and that pass by themselves.
 PASSING = frozenset({"queue_full", "saturated", "not_ready", "draining"})
@@ -58,6 +58,7 @@ class Pending:
             one that does not yet.
         refused_at: when cells began to refuse it although it is promised.
         begun: when it came. sent_at: when it was last sent.
+        first_token_at, last_token_at: when the first and the latest of its tokens came.
     """
 
     request: Submit
@@ -78,6 +79,8 @@ class Pending:
     refused_at: float | None = None
     begun: float = field(default_factory=time.monotonic)
     sent_at: float = -math.inf
+    first_token_at: float | None = None
+    last_token_at: float | None = None
 
     @property
     def is_behind(self) -> bool:
@@ -110,6 +113,17 @@ class Pending:
             on_miss=on_miss,
             was_taken=self.is_promised,
             waited_s=0.0 if self.output else round(self.sent_at - self.begun, 3),
+            resumed=self._resumed(),
+        )
+
+    def _resumed(self) -> Resumed | None:
+        """When it had its tokens so far; None if it has none."""
+        if self.first_token_at is None or self.last_token_at is None:
+            return None
+        return Resumed(
+            first_token_s=round(self.first_token_at - self.begun, 6),
+            last_token_s=round(self.last_token_at - self.begun, 6),
+            sent_s=round(self.sent_at - self.begun, 6),
         )
 
     def refused(self, rejected: Rejected) -> None:
@@ -167,6 +181,9 @@ class Pending:
                 trace=None,
             )
         self.output.extend(tokens)
+        if tokens:
+            self.last_token_at = time.monotonic()
+            self.first_token_at = self.first_token_at or self.last_token_at
         self.is_promised, self.refused_at = True, None
         if tokens or event.finish_reason is not None:
             self.events.put_nowait(msgspec.structs.replace(event, request_id=self.request.request_id))

@@ -19,7 +19,7 @@ from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, V
 from cluster.linear_cost import LinearCost
 from cluster.placement import instance_names
 from cluster.request_accounts import RequestAccounts
-from cluster.stream_messages import Objective, Receipt, TokenEvent
+from cluster.stream_messages import Objective, Receipt, Resumed, TokenEvent
 from cluster.tier_config import TierConfig
 from cluster.violations import DecodeTimes
 from engine.sampling_params import SamplingParams
@@ -248,25 +248,35 @@ def test_who_failed_attained_nothing() -> None:
         assert world.value("flotilla_slo_violations_total", objective=objective) == 1
 
 
-def test_of_who_came_from_a_lost_cell_no_miss_is_explained_that_is_not_counted() -> None:
-    """When its first token came this cell does not know, nor so when the last one was due."""
+@pytest.mark.parametrize("outage_s", [0.0, 9.0])
+@pytest.mark.parametrize("first_token_s", [0.5, 1.5])
+def test_who_came_from_a_lost_cell_is_judged_by_what_its_client_saw(
+    first_token_s: float, outage_s: float
+) -> None:
+    """An outage would show in no objective, if what came before it, and how long it took, were forgotten."""
     world = MeasuredWorld(9, "fixed")
+    last_s = first_token_s + 0.1
     asked = submit(
         0,
         world.rng,
         prompt=[1] * 30,
         sampling=SamplingParams(temperature=0.0, max_tokens=20),
         output=[3, 4],
-        objective=Objective(ttft_ms=1e-6, tpot_ms=1e-6, e2e_ms=1e-6),
+        resumed=Resumed(first_token_s=first_token_s, last_token_s=last_s, sent_s=last_s + outage_s),
+        objective=Objective(ttft_ms=1e3, tpot_ms=100.0, e2e_ms=5e3),
     )
     world.output["r0"] = list(asked.output)
     world.accounts.arrived(asked)
     world.send(asked)
     world.drain()
-    for objective in ("ttft", "tpot", "e2e"):
-        missed = world.value("flotilla_slo_requests_total", objective=objective, attained="false")
-        assert missed == (objective == "tpot")
-        assert world.value("flotilla_slo_violations_total", objective=objective) == missed
+    expected = {"ttft": first_token_s > 1.0, "tpot": outage_s > 0.0, "e2e": outage_s > 0.0}
+    for objective, is_missed in expected.items():
+        labels = {"objective": objective, "attained": "false"}
+        assert world.value("flotilla_slo_requests_total", **labels) == is_missed
+        cause = "other" if objective == "ttft" else "preempt"
+        assert world.value("flotilla_slo_violations_total", objective=objective, cause=cause) == is_missed
+        assert world.value("flotilla_slo_violations_total", objective=objective) == is_missed
+    assert world.value("flotilla_goodput_requests_total") == (not any(expected.values()))
 
 
 def test_an_answer_that_cannot_be_as_asked_is_nobodys_miss() -> None:

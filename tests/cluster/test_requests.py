@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 
+import msgspec
 import pytest
 
+from cluster.request_receipt import receipt
 from cluster.requests import TRANSITIONS, IllegalTransition, Request, State, Trigger
-from cluster.stream_messages import Submit
+from cluster.stream_messages import Resumed, Submit
 from engine.sampling_params import SamplingParams
 from verifier.messages import Verdict
 
@@ -51,11 +53,36 @@ def test_the_receipt_counts_time_per_token_after_the_first() -> None:
     request = make()
     request.commit(Verdict(request_id="r", tokens=[3]), now=2.0)
     request.commit(Verdict(request_id="r", tokens=[4, 5]), now=2.5)
-    receipt = request.receipt(now=3.0)
-    assert receipt.ttft_ms == pytest.approx(1000.0)
-    assert receipt.tpot_ms == pytest.approx(250.0)
-    assert receipt.e2e_ms == pytest.approx(1500.0)
-    assert receipt.num_output_tokens == 3
+    found = receipt(request, now=3.0)
+    assert found.ttft_ms == pytest.approx(1000.0)
+    assert found.tpot_ms == pytest.approx(250.0)
+    assert found.e2e_ms == pytest.approx(1500.0)
+    assert found.num_output_tokens == 3
+
+
+@pytest.mark.parametrize("was_preempted", [False, True])
+def test_the_receipt_of_one_that_goes_on_here_counts_from_when_it_came(was_preempted: bool) -> None:
+    """It had two tokens of another cell 1 and 1.5 s after it came, and was sent here at 4 s."""
+    before = Resumed(first_token_s=1.0, last_token_s=1.5, sent_s=4.0)
+    asked = msgspec.structs.replace(make().submit, output=[3, 4], resumed=before)
+    request = Request(asked, "a", 10.0, 0, output=[3, 4])
+    if was_preempted:
+        request.preempted_s = (0.0, 0.25)
+    request.commit(Verdict(request_id="r", tokens=[5, 6]), now=10.5)
+    request.commit(Verdict(request_id="r", tokens=[7]), now=11.0)
+    found = receipt(request, now=20.0)
+    assert (found.ttft_ms, found.e2e_ms) == pytest.approx((1000.0, 5000.0))
+    assert found.tpot_ms == pytest.approx(4000.0 / 4)
+    assert found.preempted_ms == pytest.approx((0.0, 3000.0 + 250.0 * was_preempted))
+    assert found.num_output_tokens == 5
+
+
+def test_one_that_ends_before_it_had_more_has_the_times_of_what_it_had() -> None:
+    before = Resumed(first_token_s=1.0, last_token_s=1.5, sent_s=4.0)
+    asked = msgspec.structs.replace(make().submit, output=[3, 4], resumed=before)
+    found = receipt(Request(asked, "a", 10.0, 0, output=[3, 4]), now=12.0)
+    assert (found.ttft_ms, found.tpot_ms, found.e2e_ms) == pytest.approx((1000.0, 500.0, 1500.0))
+    assert found.preempted_ms == pytest.approx((0.0, 4500.0))
 
 
 def test_tokens_from_any_position() -> None:

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from cluster.stream_messages import Rejected, Submit
+from cluster.stream_messages import Rejected, Submit, TokenEvent
 from deployments.pending_requests import Pending
 from engine.sampling_params import SamplingParams
 
@@ -41,14 +41,25 @@ def test_the_next_cell_is_told_how_long_it_was_elsewhere(how: str) -> None:
 
 
 def test_what_came_after_its_first_token_is_no_wait_for_it() -> None:
+    """The next cell is told when it had its tokens, by which its objectives are judged."""
     pending = Pending(ASKED, [])
-    sent(pending)
-    pending.begun = time.monotonic() - 2.0
-    pending.output = [3]
+    assert sent(pending).resumed is None
+    pending.begun = time.monotonic() - 3.0
+    pending.accept(TokenEvent(request_id="r", position=0, tokens=[3]))
+    pending.begun -= 2.0
+    pending.accept(TokenEvent(request_id="r", position=0, tokens=[3]))  # again: nothing new
+    pending.accept(TokenEvent(request_id="r", position=1, tokens=[4]))
+    pending.begun -= 1.0
     pending.lost()
-    assert msgspec.structs.replace(sent(pending), request_id="r") == msgspec.structs.replace(
-        ASKED, output=[3], was_taken=True
+    message = sent(pending)
+    assert msgspec.structs.replace(message, request_id="r", resumed=None) == msgspec.structs.replace(
+        ASKED, output=[3, 4], was_taken=True
     )
+    assert message.resumed is not None
+    times = message.resumed
+    # All of it came in this moment, before which the request is made to have come ever earlier.
+    assert times.first_token_s == pytest.approx(times.last_token_s, abs=0.5)
+    assert 6.0 <= times.first_token_s <= times.last_token_s <= times.sent_s < 6.5
 
 
 @pytest.mark.parametrize("how", ["lost", "withdrawn", "given back"])
