@@ -179,11 +179,15 @@ class CellMetrics:
         if reason in ("cancelled", "invalid"):
             return
         is_resumed = bool(submit.output)
-        self._observe_times(tier, receipt, is_resumed=is_resumed)
+        # Of a front end of an earlier version: when its first token came this cell does not know.
+        is_known = not is_resumed or submit.resumed is not None
+        self._observe_times(tier, receipt, is_resumed=is_resumed, is_known=is_known)
         misses = missed(terms.objective, receipt)
         if reason == "error":  # its client got no answer, however soon the first tokens came
             asked = (name for name in OBJECTIVES if getattr(terms.objective, f"{name}_ms") is not None)
             misses = dict.fromkeys(asked, True)
+        elif not is_known:
+            misses = {name: is_missed for name, is_missed in misses.items() if name == "tpot"}
         elif not is_resumed:
             has_all = reason == "length" and submit.assumed_tokens is None
             self._compare_with_prediction(receipt, has_all=has_all)
@@ -207,13 +211,14 @@ class CellMetrics:
                 for objective in [name for name, is_missed in misses.items() if is_missed]:
                     self.set.counter("flotilla_slo_violations_total", objective, found[objective], tier).inc()
 
-    def _observe_times(self, tier: str, receipt: Receipt, *, is_resumed: bool) -> None:
+    def _observe_times(self, tier: str, receipt: Receipt, *, is_resumed: bool, is_known: bool) -> None:
         observed = {
             "flotilla_queue_time_seconds": receipt.queue_ms,
             "flotilla_time_per_output_token_seconds": receipt.tpot_ms,
-            "flotilla_e2e_latency_seconds": receipt.e2e_ms,
-            "flotilla_time_to_first_token_seconds": receipt.ttft_ms,
         }
+        if is_known:
+            observed["flotilla_e2e_latency_seconds"] = receipt.e2e_ms
+            observed["flotilla_time_to_first_token_seconds"] = receipt.ttft_ms
         if receipt.ttft_ms is not None:
             if not is_resumed:  # else it was read by another cell before its first token
                 observed["flotilla_prefill_time_seconds"] = max(0.0, receipt.ttft_ms - receipt.queue_ms)
