@@ -42,6 +42,7 @@ from deployments.leaving import a_cell_stays, streams_end
 from deployments.listening import shared_listener, turn_new_connections_away
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
+from deployments.open_calls import TOLD_S, OpenCalls
 from deployments.openai_api import create_app
 from deployments.request_log import log_fields
 from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults
@@ -157,6 +158,7 @@ class FrontEnd(GrpcReplica):
         self._services: list[ApiService] = []
         self._is_starting, self._is_draining = True, False
         self._server: uvicorn.Server | None = None
+        self._calls = OpenCalls()  # over HTTP
         log_to_files(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
         self._certificate = self._served_certificate()
@@ -249,7 +251,9 @@ class FrontEnd(GrpcReplica):
         # Copied each: the thread of its event loop goes on counting.
         return sum((service.client.num_rejected.copy() for service in self._services), Counter())
 
-    def _make_app(self, service: ApiService, *, sends_request_id: bool = True) -> FastAPI:
+    def _make_app(
+        self, service: ApiService, *, sends_request_id: bool = True, calls: OpenCalls | None = None
+    ) -> FastAPI:
         return create_app(
             service,
             max_body_bytes=self._config.http.max_body_bytes,
@@ -263,6 +267,7 @@ class FrontEnd(GrpcReplica):
             idempotency=self._config.idempotency,
             ignores_unknown_fields=self._config.http.unknown_fields == "ignore",
             allowed_origins=self._config.http.allowed_origins,
+            calls=calls,
             console=ConsoleState(
                 service,
                 self._gatherer.exposition,
@@ -290,7 +295,7 @@ class FrontEnd(GrpcReplica):
         self._listener = shared_listener(http.host, http.port)
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
-        app = self._make_app(self._make_service())
+        app = self._make_app(self._make_service(), calls=self._calls)
         context = None if self._certificate is None else self._certificate.ssl_context
         app.add_middleware(Farewell, is_leaving=lambda: self._is_draining)
         config = server_config(app, http, context, goes_on=self._another_stays)
@@ -319,10 +324,16 @@ class FrontEnd(GrpcReplica):
             least_s=scaling.cells.drain_timeout_s,
             most_s=most_s,
         )
-        await asyncio.gather(grpc, self._drain_grpc(0.0))
+        await asyncio.gather(grpc, self._drain_grpc(0.0), self._cut_off_http())
         await self._directory.leave()
         if self._tracer is not None:  # Ray ends the process as it is
             await self._tracer.leave()
+
+    async def _cut_off_http(self) -> None:
+        """Whoever still waits for an answer is told why there is no more of it."""
+        if self._answers_http():
+            self._calls.cut_off_from_outside()
+            await streams_end(self._answers_http, lambda: True, least_s=TOLD_S, most_s=TOLD_S)
 
     async def _turn_new_connections_away(self) -> None:
         if self._server is not None:

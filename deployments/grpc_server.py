@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from deployments.grpc_reading import Reading
 from deployments.grpc_retries import KeyedCalls
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
 from deployments.listening import listening_sockets, turn_new_connections_away
+from deployments.open_calls import CUT_OFF, TOLD_S, OpenCalls
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
 
@@ -43,42 +44,6 @@ _ANY_TIME_S = 1e9
 #: A client whose deadline passes cancels its call, mostly before the server sees that it has: what it is told
 #: of the deadline is rounded up to two digits or three, and was under way.
 _ROUNDED_UP, _CLOCKS_APART_S = 0.01, 0.05
-#: Those whose calls are cut off are told why, which takes a moment to reach them.
-_TOLD_S = 0.5
-
-_CUT_OFF = ApiError(
-    503,
-    "This front end was removed, and the time that its calls had to end is over. Send the call again: "
-    "another front end answers it, and goes on where this one stopped if it has an `idempotency-key`.",
-    code="draining",
-    retry_after_s=1.0,
-)
-
-
-class OpenCalls:
-    """Calls under way, which can be ended all at once with a reason; grpc itself gives none."""
-
-    def __init__(self) -> None:
-        self._limits: set[asyncio.Timeout] = set()
-        self.are_cut_off = False
-
-    @contextlib.contextmanager
-    def with_one(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """While this call goes on, which ends when its limit is reached."""
-        self._limits.add(limit)
-        if self.are_cut_off:
-            self.cut_off()
-        try:
-            yield
-        finally:
-            self._limits.discard(limit)
-
-    def cut_off(self) -> None:
-        """End them now, and those that come."""
-        self.are_cut_off = True
-        for limit in self._limits:
-            if not limit.expired():
-                limit.reschedule(asyncio.get_running_loop().time())
 
 
 class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServicer):
@@ -157,7 +122,7 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
                     yield ends_at
         except TimeoutError:
             if self._calls.are_cut_off:
-                await context.abort(*mapping.status(_CUT_OFF))
+                await context.abort(*mapping.status(CUT_OFF))
             await context.abort(*mapping.status(mapping.deadline_exceeded(self._default_deadline_s)))
 
 
@@ -339,7 +304,7 @@ class GrpcThread:
             _log.warning("gRPC calls were not ended in order: %r", error)
 
     async def _stop(self, timeout_s: float) -> None:
-        stops = [server.stop(timeout_s + _TOLD_S) for server in self._servers]
+        stops = [server.stop(timeout_s + TOLD_S) for server in self._servers]
         stopping = asyncio.gather(*stops)
         await asyncio.wait({stopping}, timeout=timeout_s)
         if not stopping.done():

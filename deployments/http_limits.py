@@ -17,15 +17,12 @@ from enum import Enum, auto
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from cluster.http_config import HttpConfig
-from deployments.errors import ApiError
-from deployments.event_streams import error_event
 from deployments.last_requests import EndingProtocol
-from deployments.refusals import error_response
 
 _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout" + _LAST_WORDS
@@ -39,53 +36,6 @@ MOST_HEADER_BYTES = 1 << 16
 
 #: Of a body whose request is answered already, so many bytes more than `http.max_body_bytes` are dropped.
 DRAINED_BYTES = 16 << 20
-
-
-def request_timeout(limit_s: float) -> ApiError:
-    """A 504 for a request that took longer than the server lets requests take."""
-    return ApiError(
-        504,
-        f"The request took longer than {limit_s:g} s, the server's `http.request_timeout_s`; ask for fewer "
-        "tokens.",
-        code="deadline_exceeded",
-    )
-
-
-class RequestTimeout:
-    """Ends requests that take too long: a 504, or an error event in a stream that has begun."""
-
-    def __init__(self, app: ASGIApp, limit_s: float | None) -> None:
-        self._app = app
-        self._limit_s = limit_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry."""
-        if scope["type"] != "http" or self._limit_s is None:
-            await self._app(scope, receive, send)
-            return
-        started = is_stream = complete = False
-
-        async def noted(message: Message) -> None:
-            nonlocal started, is_stream, complete
-            if message["type"] == "http.response.start":
-                started = True
-                kind = dict(message.get("headers", ())).get(b"content-type", b"")
-                is_stream = kind.startswith(b"text/event-stream")
-            await send(message)
-            if message["type"] == "http.response.body":
-                complete = not message.get("more_body", False)
-
-        try:
-            async with asyncio.timeout(self._limit_s) as limit:
-                await self._app(scope, receive, noted)
-        except TimeoutError:
-            if not limit.expired():
-                raise  # somebody else's
-            error = request_timeout(self._limit_s)
-            if not started:
-                await error_response(error)(scope, receive, send)
-            elif is_stream and not complete:
-                await send({"type": "http.response.body", "body": error_event(error)})
 
 
 class _Parser(httptools.HttpRequestParser):

@@ -20,10 +20,10 @@ from typing import Any
 from cluster.idempotency_config import IdempotencyConfig
 from deployments.errors import ApiError, bad_request, cancelled, internal
 from deployments.front_end_metrics import FrontEndMetrics
-from deployments.http_limits import request_timeout
 from deployments.openai_schema import GenerationRequest
 from deployments.replay_log import ReplayLog
 from deployments.request_context import current_request
+from deployments.request_timeout import request_timeout
 
 _log = logging.getLogger(__name__)
 

@@ -42,7 +42,6 @@ from deployments.errors import ApiError, bad_request, body_too_large, body_too_s
 from deployments.event_streams import error_event, event_stream, unless_disconnected
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
 from deployments.head_requests import HeadAsGet
-from deployments.http_limits import RequestTimeout
 from deployments.idempotency import Answers, seeded
 from deployments.idempotent_routes import answer_once, key_of
 from deployments.key_gate import KeyGate, grant_of, seen_by
@@ -50,6 +49,7 @@ from deployments.messages_errors import speaks_messages
 from deployments.messages_routes import add_messages_routes
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
+from deployments.open_calls import OpenCalls
 from deployments.openai_schema import (
     NEUTRAL_VALUES,
     ChatRequest,
@@ -63,6 +63,7 @@ from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 from deployments.receipts import server_timing
 from deployments.refusals import error_body, error_response
 from deployments.request_context import RequestContext
+from deployments.request_timeout import RequestTimeout
 from deployments.responses_routes import add_responses_routes
 from deployments.sampling_mapping import CellInfo
 from deployments.tiers_api import add_tier_routes
@@ -88,6 +89,7 @@ def create_app(
     idempotency: IdempotencyConfig | None = None,
     ignores_unknown_fields: bool = False,
     allowed_origins: Sequence[str] = (),
+    calls: OpenCalls | None = None,
 ) -> FastAPI:
     """The application of one front end.
 
@@ -106,6 +108,7 @@ def create_app(
         idempotency: how answers are kept for retries; as by default if None.
         ignores_unknown_fields: whether fields of requests that do not exist are left out, and not refused.
         allowed_origins: of pages that may ask for text.
+        calls: in which requests under way are noted; those that are cut off are told so.
     """
     started = int(time.time())
 
@@ -259,7 +262,7 @@ def create_app(
     add_admin_routes(app, pool, body_of)
     _install_error_handlers(app, sends_request_id, allowed_origins)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
+    app.add_middleware(RequestTimeout, limit_s=request_timeout_s, calls=calls)
     if authenticator is not None:
         app.add_middleware(KeyGate, authenticator=authenticator)
     if ignores_unknown_fields:

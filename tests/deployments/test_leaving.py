@@ -119,13 +119,14 @@ async def test_its_last_spans_are_sent_before_it_ends() -> None:
         _turn_new_connections_away=partial(note, "turned away"),
         _a_cell_stays=lambda: False,
         _drain_grpc=partial(note, "drained"),
+        _cut_off_http=partial(note, "cut off"),
         _answers_http=lambda: False,
     )
     # Below what Ray Serve makes of the class.
     replica: Any = FrontEnd.__mro__[1]
     await replica.__del__(going)
     assert done[0] == "turned away"
-    assert done[-2:] == ["left", "exported"]
+    assert done[-3:] == ["cut off", "left", "exported"]
 
 
 async def test_requests_wait_for_a_cell_as_long_as_is_configured() -> None:
