@@ -55,11 +55,8 @@ async def test_the_client_of_openai_says_so(service: ApiService, cell: CellStand
     async with listening(server_config(create_app(service, calls=calls), HttpConfig(port=0))) as port:
         client = openai.AsyncOpenAI(api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
         stream = await client.completions.create(model="demo", prompt="hi", max_tokens=200, stream=True)
-        texts = []
+        texts = [(await anext(stream)).choices[0].text for _ in range(3)]
+        calls.cut_off()
         with pytest.raises(openai.APIError, match="front end was removed"):
-            async for chunk in stream:
-                texts.append(chunk.choices[0].text)
-                if len(texts) == 3:
-                    calls.cut_off()
-        assert len(texts) >= 3
+            texts += [chunk.choices[0].text async for chunk in stream]
         await client.close()
