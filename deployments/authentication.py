@@ -14,12 +14,12 @@ from contextlib import aclosing, contextmanager
 from cluster.security_config import KeyConfig, Permission, SecurityConfig
 from cluster.stream_messages import NOBODY, Tenant
 from deployments.answering import Call
-from deployments.api_keys import find_key
 from deployments.cell_client import RequestRejected
 from deployments.errors import ApiError
 from deployments.generation import Update
 from deployments.key_store import KeyStore
 from deployments.openai_schema import GenerationRequest
+from deployments.presented_keys import PresentedKeys
 from deployments.rate_limit import KeyLimiter, Refusal
 from deployments.sampling_mapping import CellInfo, max_new_tokens, reckoned_tokens
 
@@ -153,6 +153,7 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = KeyStore(config or SecurityConfig(), environment, clock)
+        self._presented = PresentedKeys()
         self._max_open, self._replicas, self._clock = max_open, replicas, clock
         self._limiters: dict[str, KeyLimiter] = {}
         self._num_open = 0
@@ -232,7 +233,7 @@ class Authenticator:
         with self._lock:
             keys = self._store.keys()
         # Also without anything to compare: the time is not to tell how far it came.
-        key = find_key(presented.strip(), keys)
+        key = self._presented.find(presented.strip(), keys)
         if key is None or scheme.lower() != "bearer":
             raise unauthenticated()
         if permission not in key.permissions:
